@@ -1,0 +1,209 @@
+"""Engine options by class: neutral, set by the contract, or refused.
+
+Classes are data, one file a surface and engine version, in `option_data/`. A field
+that no file classes must be at its default. Imports no engine: the caller hands
+over the live values and the dataclass defaults.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError
+
+from .contract import Scalar
+from .errors import OptionRefused, VersionRefused, one_line
+from .policy import Frozen
+
+Surface = Literal["sglang.server_args", "sglang.sampling_params", "megatron.transformer_config"]
+OptionClass = Literal["neutral", "set_by_contract", "refused"]
+
+_DATA_DIR = Path(__file__).parent / "option_data"
+_PACKAGES: Mapping[Surface, str] = {
+    "sglang.server_args": "sglang",
+    "sglang.sampling_params": "sglang",
+    "megatron.transformer_config": "megatron-core",
+}
+
+
+class OptionGroup(Frozen):
+    """Fields of one class for one reason."""
+
+    reason: str = Field(min_length=1)
+    fields: tuple[str, ...] = Field(min_length=1)
+    allowed: tuple[Scalar | tuple[Scalar, ...], ...] = ()
+    """For refused fields: values allowed beside the default (a default that is None,
+    False, or 0 need not stand here)."""
+
+
+class Bound(Frozen):
+    """A number that must be finite and lie in a range."""
+
+    field: str
+    minimum: float
+    exclusive: bool = False
+    reason: str
+
+
+class OptionTable(Frozen):
+    """All classed fields of one surface at one engine version."""
+
+    surface: Surface
+    version: str
+    neutral: tuple[OptionGroup, ...]
+    set_by_contract: tuple[OptionGroup, ...]
+    refused: tuple[OptionGroup, ...]
+    bounds: tuple[Bound, ...] = ()
+
+    def class_of(self, field: str) -> tuple[OptionClass, OptionGroup] | None:
+        """Return a field's class and group, or None if nobody has classed it."""
+        groups: tuple[tuple[OptionClass, tuple[OptionGroup, ...]], ...] = (
+            ("neutral", self.neutral),
+            ("set_by_contract", self.set_by_contract),
+            ("refused", self.refused),
+        )
+        for name, members in groups:
+            for group in members:
+                if field in group.fields:
+                    return name, group
+        return None
+
+    def fields(self) -> tuple[str, ...]:
+        """Return every classed field, in file order; a field classed twice appears twice."""
+        return tuple(
+            field
+            for groups in (self.neutral, self.set_by_contract, self.refused)
+            for group in groups
+            for field in group.fields
+        )
+
+
+@cache
+def option_table(surface: Surface, version: str) -> OptionTable:
+    """Return the classes of one surface at one engine version.
+
+    Raises `VersionRefused` if that version has not been classed.
+    """
+    path = _DATA_DIR / f"{surface}-{version}.json"
+    if not path.is_file():
+        known = sorted(item.stem.removeprefix(f"{surface}-") for item in _DATA_DIR.glob(f"{surface}-*.json"))
+        package = _PACKAGES.get(surface, surface)
+        raise VersionRefused(
+            f"package {package}: the options of version {version} ({surface}) are not classed; "
+            f"classed: {', '.join(known) or 'none'}; install one of these, or class the fields "
+            f"in {path.name}"
+        )
+    try:
+        return OptionTable.model_validate_json(path.read_bytes())
+    except ValidationError as error:
+        raise VersionRefused(f"option file {path.name}: {one_line(error)}; repair it") from error
+
+
+def check_options(
+    surface: Surface,
+    version: str,
+    values: Mapping[str, Any],
+    defaults: Mapping[str, Any],
+    contract_values: Mapping[str, Any],
+) -> None:
+    """Refuse engine options under which the contract would not hold.
+
+    `values` are the live fields, `defaults` the defaults of the engine's dataclass,
+    `contract_values` what `render.py` sets. Torch dtypes, enums and functions are
+    compared by name. A neutral field may hold anything; a field set by the contract
+    must hold the contract's value (its default where the contract sets none); a
+    refused field must be at its default or at an allowed value; a field in no class
+    must be at its default. Raises `OptionRefused` for the first one that is not, and
+    `VersionRefused` if the version is not classed.
+    """
+    table = option_table(surface, version)
+    for field in contract_values:
+        if field not in values and field not in defaults:
+            raise OptionRefused(
+                f"{surface} {field}: the contract sets it, version {version} has no such field; "
+                "install a version that the contract is proven on"
+            )
+    for field in dict.fromkeys((*values, *contract_values)):
+        value = plain(values.get(field, defaults.get(field)))
+        default = plain(defaults.get(field))
+        if field in contract_values:
+            wanted = plain(contract_values[field])
+            if not _same(value, wanted):
+                raise OptionRefused(
+                    f"{surface} {field}={value!r}: set by the contract to {wanted!r}; leave it out or give that value"
+                )
+            continue
+        if _same(value, default):
+            continue
+        found = table.class_of(field)
+        if found is None:
+            raise OptionRefused(
+                f"{surface} {field}={value!r}: not classed for version {version}; allowed: the "
+                f"default {default!r}; leave it out, or class it in the contract package"
+            )
+        kind, group = found
+        if kind == "neutral" or any(_same(value, plain(item)) for item in group.allowed):
+            continue
+        allowed = [default, *(plain(item) for item in group.allowed)]
+        raise OptionRefused(
+            f"{surface} {field}={value!r}: {kind.replace('_', ' ')}, because {group.reason}; "
+            f"allowed: {', '.join(repr(item) for item in allowed)}"
+        )
+    _check_bounds(table, values)
+    if surface == "sglang.sampling_params":
+        _check_greedy(values)
+
+
+def _check_bounds(table: OptionTable, values: Mapping[str, Any]) -> None:
+    for bound in table.bounds:
+        value = values.get(bound.field)
+        if value is None:
+            continue
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if (
+            not number
+            or not math.isfinite(value)
+            or value < bound.minimum
+            or (bound.exclusive and value == bound.minimum)
+        ):
+            sign = ">" if bound.exclusive else ">="
+            raise OptionRefused(
+                f"{table.surface} {bound.field}={value!r}: {bound.reason}; allowed: a finite "
+                f"number {sign} {bound.minimum:g}"
+            )
+
+
+def _check_greedy(values: Mapping[str, Any]) -> None:
+    """top_k=1 is greedy, and greedy is scored at temperature 1."""
+    temperature = values.get("temperature")
+    if values.get("top_k") == 1 and temperature not in (None, 0, 1):
+        raise OptionRefused(
+            f"sglang.sampling_params top_k=1 with temperature={temperature!r}: greedy is scored "
+            "at temperature 1; allowed: temperature=0"
+        )
+
+
+def plain(value: Any) -> Any:
+    """Return a value in a form that compares across copies: enums by value, torch dtypes and
+    functions by name, tuples as lists."""
+    if isinstance(value, enum.Enum):
+        return plain(value.value)
+    if isinstance(value, tuple | list):
+        return [plain(item) for item in value]
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in value.items()}
+    if type(value).__module__ == "torch" and type(value).__name__ == "dtype":
+        return str(value).removeprefix("torch.")
+    if callable(value) and hasattr(value, "__name__"):
+        return value.__name__
+    return value
+
+
+def _same(left: Any, right: Any) -> bool:
+    """Equal, without True == 1."""
+    return isinstance(left, bool) == isinstance(right, bool) and bool(left == right)

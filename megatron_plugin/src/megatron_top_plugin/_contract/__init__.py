@@ -1,0 +1,1 @@
+"""Vendored copy of contract_schema; written by `make vendor`, never edited here."""

@@ -1,0 +1,1 @@
+"""True on-policy for stock SGLang."""
