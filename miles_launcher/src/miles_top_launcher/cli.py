@@ -1,0 +1,110 @@
+"""The command `miles-top`. Imports nothing heavy: an engine is imported in the process that runs it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import click
+import typer
+from typer.core import TyperGroup
+
+from .exit_codes import EXACT, INTERRUPTED, REFUSED
+
+
+class OneLineErrors(TyperGroup):
+    """A command group that tells a wrong flag in one line instead of a usage page."""
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the command; a usage error goes to standard error and exits 2."""
+        kwargs["standalone_mode"] = False
+        try:
+            code = super().main(*args, **kwargs)
+        except click.UsageError as error:
+            typer.echo(f"refused: {' '.join(error.format_message().split())}", err=True)
+            raise SystemExit(REFUSED) from None
+        except click.Abort:
+            typer.echo("interrupted", err=True)
+            raise SystemExit(INTERRUPTED) from None
+        raise SystemExit(code if isinstance(code, int) else EXACT)
+
+
+app = typer.Typer(
+    cls=OneLineErrors,
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="True on-policy: the rollout's and the trainer's log-probs as the same 32 bits.",
+)
+
+
+@app.callback()
+def miles_top() -> None:
+    """True on-policy: the rollout's and the trainer's log-probs as the same 32 bits."""
+
+
+@app.command()
+def verify(
+    model: Annotated[
+        str, typer.Option(help="A Hugging Face model folder, or `tiny` to build one.", metavar="DIR|tiny")
+    ] = "tiny",
+    contract: Annotated[
+        str | None, typer.Option(help="Contract; the model's own when not given.", metavar="NAME")
+    ] = None,
+    rollout_tp: Annotated[int | None, typer.Option(help="Tensor-parallel ranks of SGLang.  [default: 1]")] = None,
+    train_tp: Annotated[int | None, typer.Option(help="Tensor-parallel ranks of the trainer.  [default: 1]")] = None,
+    pp: Annotated[int | None, typer.Option(help="Pipeline stages of the trainer.  [default: 1]")] = None,
+    cp: Annotated[int | None, typer.Option(help="Ulysses context-parallel ranks of the trainer.  [default: 1]")] = None,
+    dp: Annotated[int | None, typer.Option(help="Data-parallel ranks of the trainer.  [default: 1]")] = None,
+    cp_layout: Annotated[
+        Literal["zigzag", "contiguous"], typer.Option(help="How context-parallel input is cut.")
+    ] = "zigzag",
+    prompts: Annotated[
+        Path | None,
+        typer.Option(
+            help="JSON lines with input_ids, prompt or messages; drawn from the seed when not given.",
+            metavar="FILE.jsonl",
+        ),
+    ] = None,
+    num_prompts: Annotated[
+        int | None, typer.Option(help="How many prompts.  [default: all of the file, or 34]")
+    ] = None,
+    max_new_tokens: Annotated[int, typer.Option(help="Response tokens a prompt.")] = 64,
+    temperature: Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="Seed of the prompts and of each request.")] = 0,
+    dtype: Annotated[
+        Literal["bfloat16", "float32"], typer.Option(help="Type of weights and activations.")
+    ] = "bfloat16",
+    matrix: Annotated[
+        Literal["small", "full"] | None,
+        typer.Option(help="Many layouts in one run: small is 18, full is 27 on four models."),
+    ] = None,
+    json: Annotated[Path | None, typer.Option("--json", help="Write the report there.", metavar="OUT")] = None,
+) -> int:
+    """Start both real engines, compare every response log-prob bit by bit, and show the control beside it.
+
+    Exit code 0: exact. 1: something differs. 2: refused or bad input.
+    """
+    from .plan import VerifyRequest
+    from .session import run_verify
+
+    return run_verify(
+        VerifyRequest(
+            model=model,
+            contract=contract,
+            rollout_tp=rollout_tp,
+            train_tp=train_tp,
+            pp=pp,
+            cp=cp,
+            dp=dp,
+            cp_layout=cp_layout,
+            prompts=prompts,
+            num_prompts=num_prompts,
+            max_new_tokens=max_new_tokens,
+            temperature=temperature,
+            seed=seed,
+            dtype=dtype,
+            matrix=matrix,
+            json=json,
+        )
+    )

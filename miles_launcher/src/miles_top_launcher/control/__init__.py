@@ -1,0 +1,1 @@
+"""The control: the same comparison on stock SGLang and stock megatron-core, without either plugin's contract."""

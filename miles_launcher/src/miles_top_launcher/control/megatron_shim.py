@@ -1,0 +1,28 @@
+"""What stock megatron-core 0.19.2 needs to score in one process without a GPU. No numerics: devices only.
+
+| object | value | why |
+|---|---|---|
+| `torch.cuda.current_device` | the CPU device | the rotary table and the attention masks are created there |
+| `device="cuda"` of tensor factories | `"cpu"` | the causal mask names the device |
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+
+class _FactoriesOnCpu(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if str(kwargs.get("device", "")).startswith("cuda"):
+            kwargs["device"] = "cpu"
+        return func(*args, **kwargs)
+
+
+def install() -> None:
+    """Put both in place in this process, for as long as it lives."""
+    torch.cuda.current_device = lambda: torch.device("cpu")  # type: ignore[assignment, return-value]
+    _FactoriesOnCpu().__enter__()  # type: ignore[no-untyped-call]

@@ -1,0 +1,180 @@
+"""From flags to one typed object; everything a person can get wrong is found here, before any engine starts."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from ._contract.schema.contract import TrueOnPolicyContract
+from ._contract.schema.layout import Layout, RolloutLayout, TrainLayout, check_layout
+from .matrix import CpLayout, matrix_layouts
+from .model_folder import ModelFolder, check_shape_for, check_weights, pick_contract, read_folder
+from .problems import BadInput
+from .prompts import check_lengths, draw_prompts, read_prompts
+from .report import check_writable
+from .tiny import FULL_MODELS, SMALL_MODELS, TinyModel
+
+Dtype = Literal["bfloat16", "float32"]
+
+TINY = "tiny"
+DEVICE = "cpu"
+DEFAULT_PROMPTS = 34
+MAX_SEED = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyRequest:
+    """The flags of `miles-top verify`, as given; None means that a flag was not given."""
+
+    model: str = TINY
+    contract: str | None = None
+    rollout_tp: int | None = None
+    train_tp: int | None = None
+    pp: int | None = None
+    cp: int | None = None
+    dp: int | None = None
+    cp_layout: CpLayout = "zigzag"
+    prompts: Path | None = None
+    num_prompts: int | None = None
+    max_new_tokens: int = 64
+    temperature: float = 1.0
+    seed: int = 0
+    dtype: Dtype = "bfloat16"
+    matrix: Literal["small", "full"] | None = None
+    json: Path | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchPlan:
+    """A checked run: which models, which layouts, which prompts. Only this object travels on.
+
+    `tiny` are the models still to be written into the folders of `models` (none for a person's own folder).
+    `temperature` 0 is greedy; a request's seed is `seed` plus its index.
+    """
+
+    contract: TrueOnPolicyContract
+    kernel_set: str
+    device: str
+    dtype: Dtype
+    models: tuple[ModelFolder, ...]
+    tiny: tuple[TinyModel, ...]
+    layouts: tuple[Layout, ...]
+    prompts: tuple[tuple[int, ...], ...]
+    max_new_tokens: int
+    temperature: float
+    seed: int
+    report: Path | None
+
+    @property
+    def scoring_temperature(self) -> float:
+        """The temperature log-probs are scored at: greedy is scored at 1."""
+        return self.temperature if self.temperature > 0 else 1.0
+
+    @property
+    def rollout_tps(self) -> tuple[int, ...]:
+        """Every rollout TP of the run, in order."""
+        return tuple(dict.fromkeys(layout.rollout.tp for layout in self.layouts))
+
+    @property
+    def train_layouts(self) -> tuple[TrainLayout, ...]:
+        """Every train layout of the run, in order."""
+        return tuple(dict.fromkeys(layout.train for layout in self.layouts))
+
+    @property
+    def trainer_ranks(self) -> int:
+        """Trainer processes that the largest layout needs."""
+        return max(train.world_size for train in self.train_layouts)
+
+
+def make_plan(request: VerifyRequest, workspace: Path) -> LaunchPlan:
+    """Check every flag and return the plan; tiny models get folders under `workspace`, not written yet.
+
+    Raises Refusal (BadInput and the schema's own), one line each.
+    """
+    _check_numbers(request)
+    layouts = _layouts(request)
+    tiny = _tiny_models(request)
+    if tiny:
+        configs = [(model.name, workspace / model.name, model.config()) for model in tiny]
+    else:
+        folder = Path(request.model)
+        configs = [(str(request.model), folder, read_folder(folder))]
+    contract = pick_contract(request.contract, configs[0][2])
+    models = tuple(ModelFolder(name, path, check_shape_for(config, contract, DEVICE)) for name, path, config in configs)
+    for model in models:
+        for layout in layouts:
+            check_layout(layout, model.shape, contract)
+        if not tiny:
+            check_weights(model.path, model.shape)
+    vocab_size = min(model.shape.vocab_size for model in models)
+    prompts = _prompts(request, None if tiny else models[0].path, vocab_size)
+    check_lengths(prompts, request.max_new_tokens, min(model.shape.max_position_embeddings for model in models))
+    if request.json is not None:
+        check_writable(request.json)
+    return LaunchPlan(
+        contract=contract,
+        kernel_set=contract.kernel_set_for(DEVICE),
+        device=DEVICE,
+        dtype=request.dtype,
+        models=models,
+        tiny=tiny,
+        layouts=layouts,
+        prompts=prompts,
+        max_new_tokens=request.max_new_tokens,
+        temperature=request.temperature,
+        seed=request.seed,
+        report=request.json,
+    )
+
+
+def _check_numbers(request: VerifyRequest) -> None:
+    if not math.isfinite(request.temperature) or request.temperature < 0:
+        raise BadInput(f"--temperature {request.temperature}: must be 0 (greedy) or a positive number")
+    if request.max_new_tokens < 1:
+        raise BadInput(
+            f"--max-new-tokens {request.max_new_tokens}: must be at least 1; an empty response proves nothing"
+        )
+    if request.num_prompts is not None and request.num_prompts < 1:
+        raise BadInput(f"--num-prompts {request.num_prompts}: must be at least 1")
+    if not 0 <= request.seed <= MAX_SEED:
+        raise BadInput(f"--seed {request.seed}: must be 0 to {MAX_SEED}")
+
+
+def _layouts(request: VerifyRequest) -> tuple[Layout, ...]:
+    sizes = {
+        "--rollout-tp": request.rollout_tp,
+        "--train-tp": request.train_tp,
+        "--pp": request.pp,
+        "--cp": request.cp,
+        "--dp": request.dp,
+    }
+    given = [flag for flag, value in sizes.items() if value is not None]
+    if request.matrix is not None:
+        if given:
+            raise BadInput(
+                f"--matrix {request.matrix} names its own layouts; drop {', '.join(given)}, or drop --matrix"
+            )
+        return matrix_layouts(request.matrix, request.cp_layout)
+    one = {flag: 1 if value is None else value for flag, value in sizes.items()}
+    train = TrainLayout(
+        tp=one["--train-tp"], pp=one["--pp"], cp=one["--cp"], dp=one["--dp"], cp_layout=request.cp_layout
+    )
+    return (Layout(rollout=RolloutLayout(tp=one["--rollout-tp"]), train=train),)
+
+
+def _tiny_models(request: VerifyRequest) -> tuple[TinyModel, ...]:
+    if request.model != TINY:
+        return ()
+    return FULL_MODELS if request.matrix == "full" else SMALL_MODELS
+
+
+def _prompts(request: VerifyRequest, model_dir: Path | None, vocab_size: int) -> tuple[tuple[int, ...], ...]:
+    if request.prompts is None:
+        return draw_prompts(request.num_prompts or DEFAULT_PROMPTS, vocab_size, request.seed)
+    prompts = read_prompts(request.prompts, model_dir, vocab_size)
+    wanted = len(prompts) if request.num_prompts is None else request.num_prompts
+    if wanted > len(prompts):
+        raise BadInput(f"--num-prompts {wanted}: {request.prompts} holds {len(prompts)} prompts only")
+    return prompts[:wanted]

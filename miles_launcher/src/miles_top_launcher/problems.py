@@ -1,0 +1,21 @@
+"""The errors that end a run with one line for a person instead of a traceback."""
+
+from __future__ import annotations
+
+from ._contract.schema.errors import Refusal
+
+
+class BadInput(Refusal):
+    """A flag, a file or a folder that a person gave can't be used; found before any engine starts."""
+
+
+class WorkerFailed(RuntimeError):
+    """A process of the run died, reported an error or did not answer in time; the message names it."""
+
+
+def one_line(error: BaseException, limit: int = 600) -> str:
+    """The error's text on one line of at most `limit` characters, never empty."""
+    text = " ".join(str(error).split())
+    if not text:
+        text = type(error).__name__
+    return text if len(text) <= limit else text[: limit - 3] + "..."

@@ -1,0 +1,129 @@
+"""The rollout side of a run: one real SGLang engine in a process of its own, under the contract or stock."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from ._contract.schema.receipt import Receipt
+from ._contract.schema.render import environment, render_sglang
+from .model_folder import ModelFolder
+from .plan import LaunchPlan
+from .processes import Worker
+from .samples import Samples, read_samples
+
+# An engine's start is imports and, once on a machine, compiling: minutes on a slow machine, never this long.
+START_SECONDS = 600.0
+SAMPLE_SECONDS = 1800.0
+# The KV pool holds the whole batch where that is cheap; a smaller pool only retracts requests, which changes no bit.
+LARGEST_KV_POOL = 65536
+KV_SLACK = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """What one engine gave: samples, the receipts of all its ranks (none from a stock engine), seconds."""
+
+    samples: Samples
+    receipts: tuple[Receipt, ...]
+    start_seconds: float
+    sample_seconds: float
+
+
+class RolloutEngine:
+    """A running `sglang.Engine` with `tp` ranks; used as a context manager, gone with all its processes at the end."""
+
+    def __init__(self, plan: LaunchPlan, model: ModelFolder, tp: int, log: Path):
+        self.name = f"rollout engine TP{tp} of {model.name}"
+        self._plan = plan
+        self._worker = Worker(self.name, "miles_top_launcher.workers.rollout", log, rollout_environment(plan, tp))
+        self._settings = engine_settings(plan, model, tp)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._worker.stop()
+
+    def run(self) -> Rollout:
+        """Start the engine, read its receipts and sample every prompt of the plan in one call."""
+        started = time.monotonic()
+        self._worker.request({"op": "start", "engine": self._settings}, START_SECONDS)
+        shown = self._worker.request({"op": "receipts"}, START_SECONDS)
+        up = time.monotonic()
+        reply = self._worker.request(sample_command(self._plan), SAMPLE_SECONDS)
+        return Rollout(
+            samples=read_samples(self.name, reply, self._plan.prompts),
+            receipts=tuple(Receipt.model_validate(receipt) for receipt in shown["receipts"]),
+            start_seconds=up - started,
+            sample_seconds=time.monotonic() - up,
+        )
+
+
+def sample_command(plan: LaunchPlan) -> dict[str, Any]:
+    """The command that samples the plan's prompts: each request has its own seed, and end-of-text does not stop it."""
+    return {
+        "op": "sample",
+        "prompts": [list(prompt) for prompt in plan.prompts],
+        "sampling_params": [
+            {
+                "max_new_tokens": plan.max_new_tokens,
+                "temperature": plan.temperature,
+                "sampling_seed": plan.seed + index,
+                "ignore_eos": True,
+            }
+            for index in range(len(plan.prompts))
+        ],
+    }
+
+
+def engine_settings(plan: LaunchPlan, model: ModelFolder, tp: int) -> dict[str, Any]:
+    """`sglang.Engine` keywords under the contract: what this run chooses, then what the contract sets."""
+    return {
+        **run_settings(plan, model, tp),
+        **render_sglang(plan.contract, plan.device, plan.dtype),
+        "true_on_policy_contract": plan.contract.name,
+    }
+
+
+def run_settings(plan: LaunchPlan, model: ModelFolder, tp: int) -> dict[str, Any]:
+    """`sglang.Engine` keywords that a run chooses, under the contract or stock."""
+    tokens = sum(len(prompt) + plan.max_new_tokens for prompt in plan.prompts)
+    return {
+        "model_path": str(model.path),
+        "device": plan.device,
+        "dtype": plan.dtype,
+        "tp_size": tp,
+        "skip_tokenizer_init": True,
+        "disable_cuda_graph": True,
+        "mem_fraction_static": 0.2,
+        "max_total_tokens": min(tokens + KV_SLACK, LARGEST_KV_POOL),
+        "random_seed": plan.seed,
+        "log_level": "warning",
+    }
+
+
+def rollout_environment(plan: LaunchPlan, tp: int) -> dict[str, str]:
+    """Environment of the engine's processes: the contract's settings and one CPU a rank."""
+    return {
+        **worker_environment({setting.name: setting.value for setting in environment(plan.contract, plan.device)}),
+        **cpu_binding(tp),
+    }
+
+
+def worker_environment(settings: Mapping[str, str]) -> dict[str, str]:
+    """What every worker gets beside `settings`: no model hub, and one thread where nothing else is said."""
+    return {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1", **settings}
+
+
+def cpu_binding(tp: int, cpus: Sequence[int] | None = None) -> dict[str, str]:
+    """SGLang on a CPU wants one entry of CPU ids a rank from TP 2 on; ranks share CPUs where there are fewer."""
+    if tp == 1:
+        return {}
+    available = sorted(os.sched_getaffinity(0)) if cpus is None else list(cpus)
+    return {"SGLANG_CPU_OMP_THREADS_BIND": "|".join(str(available[rank % len(available)]) for rank in range(tp))}

@@ -1,0 +1,37 @@
+"""Sampled responses and their log-probs, as they travel from the rollout to the trainer and the comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .problems import WorkerFailed
+from .workers.exact import decode_fp32
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """One response a prompt: its token ids, and the fp32 log-prob the engine returned for each when it sampled it."""
+
+    responses: tuple[tuple[int, ...], ...]
+    logprobs: tuple[tuple[float, ...], ...]
+    weight_version: str | None = None
+
+
+def read_samples(name: str, reply: dict[str, Any], prompts: Sequence[Sequence[int]]) -> Samples:
+    """A rollout worker's reply. Raises WorkerFailed if responses are missing, empty or without log-probs."""
+    responses = tuple(tuple(int(token) for token in response) for response in reply["responses"])
+    logprobs = tuple(tuple(decode_fp32(text)) for text in reply["logprobs"])
+    if not len(responses) == len(logprobs) == len(prompts):
+        raise WorkerFailed(
+            f"{name} gave {len(responses)} responses and {len(logprobs)} rows of log-probs to {len(prompts)} prompts"
+        )
+    for index, (response, row) in enumerate(zip(responses, logprobs, strict=True)):
+        if not response:
+            raise WorkerFailed(f"{name} gave an empty response to prompt {index}")
+        if len(row) != len(response):
+            raise WorkerFailed(
+                f"{name} gave {len(row)} log-probs for the {len(response)} response tokens of prompt {index}"
+            )
+    return Samples(responses, logprobs)

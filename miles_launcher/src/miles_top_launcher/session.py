@@ -1,0 +1,64 @@
+"""One call of `miles-top verify` at a terminal: its workspace, its signals, what it prints and its exit code."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+from types import FrameType
+
+from rich.console import Console
+
+from ._contract.schema.errors import Refusal
+from .exit_codes import DIFFERS, EXACT, REFUSED
+from .plan import VerifyRequest, make_plan
+from .problems import WorkerFailed, one_line
+from .report import write_json
+from .table import print_report
+
+TABLE_WIDTH = 160
+
+
+def run_verify(request: VerifyRequest) -> int:
+    """Plan, run, print and write; returns the exit code: 0 exact, 1 differs, 2 refused or bad input."""
+    progress = Console(stderr=True, highlight=False)
+    # A killed launcher must still run its clean-up, or engines would be left behind.
+    signal.signal(signal.SIGTERM, _terminate)
+    workspace = Path(tempfile.mkdtemp(prefix="miles-top-"))
+    started = time.monotonic()
+
+    def say(line: str) -> None:
+        progress.print(f"[{time.monotonic() - started:6.1f} s] {line}", markup=False, soft_wrap=True)
+
+    keep_logs = False
+    try:
+        plan = make_plan(request, workspace)
+        if plan.report is not None:
+            # An older report must not be taken for this run's if this run is refused.
+            plan.report.unlink(missing_ok=True)
+        from .verify import run
+
+        report = run(plan, request.model, workspace, say)
+    except Refusal as refusal:
+        progress.print(f"refused: {one_line(refusal)}", markup=False, soft_wrap=True)
+        return REFUSED
+    except WorkerFailed as failure:
+        keep_logs = True
+        progress.print(f"failed: {one_line(failure)}", markup=False, soft_wrap=True)
+        return REFUSED
+    finally:
+        if not keep_logs:
+            shutil.rmtree(workspace, ignore_errors=True)
+    console = Console() if sys.stdout.isatty() else Console(width=TABLE_WIDTH)
+    print_report(report, console)
+    if plan.report is not None:
+        write_json(report, plan.report)
+    say("finished")
+    return EXACT if report.verdict == "exact" else DIFFERS
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)

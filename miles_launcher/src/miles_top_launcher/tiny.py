@@ -1,0 +1,130 @@
+"""Tiny random Qwen3 folders in the Hugging Face format, for trying, tests and the matrix. Seconds to build.
+
+Eight KV heads, so that every layout of the matrix fits. `initial` has a fresh model's weights; `trained` has what
+training leaves and rounding suffers from: norm weights from 0.1 to 10, outlier channels of 100x, peaked logits.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+INITIAL_STD = 0.02
+OUTLIER_FACTOR = 100.0
+OUTLIER_CHANNELS = (3, 64, 101)
+
+
+@dataclass(frozen=True, slots=True)
+class TinyModel:
+    """Which tiny model: its name in reports, its head (tied or not), its weights' character, its size."""
+
+    tied: bool = True
+    trained: bool = True
+    vocab_size: int = 1003
+    num_hidden_layers: int = 2
+    weight_seed: int = 0
+
+    @property
+    def name(self) -> str:
+        """For example `tiny-tied-trained`."""
+        return f"tiny-{'tied' if self.tied else 'untied'}-{'trained' if self.trained else 'initial'}"
+
+    def config(self) -> dict[str, Any]:
+        """The folder's `config.json`."""
+        return {
+            "architectures": ["Qwen3ForCausalLM"],
+            "model_type": "qwen3",
+            "attention_bias": False,
+            "attention_dropout": 0.0,
+            "bos_token_id": None,
+            "eos_token_id": self.vocab_size - 1,
+            "head_dim": 16,
+            "hidden_act": "silu",
+            "hidden_size": 128,
+            "initializer_range": INITIAL_STD,
+            "intermediate_size": 256,
+            "max_position_embeddings": 4096,
+            "max_window_layers": self.num_hidden_layers,
+            "num_attention_heads": 16,
+            "num_hidden_layers": self.num_hidden_layers,
+            "num_key_value_heads": 8,
+            "rms_norm_eps": 1e-6,
+            "rope_scaling": None,
+            "rope_theta": 1000000.0,
+            "sliding_window": None,
+            "tie_word_embeddings": self.tied,
+            "torch_dtype": "bfloat16",
+            "use_cache": True,
+            "use_sliding_window": False,
+            "vocab_size": self.vocab_size,
+        }
+
+
+SMALL_MODELS = (TinyModel(tied=True, trained=True),)
+FULL_MODELS = tuple(TinyModel(tied=tied, trained=trained) for tied in (True, False) for trained in (True, False))
+
+
+def build(model: TinyModel, folder: Path) -> Path:
+    """Write `config.json` and `model.safetensors` (bf16) for `model` into `folder`, created if missing; returns it.
+
+    The same `model` gives the same bytes on every machine: one CPU generator, one fixed order of tensors.
+    """
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(model.config(), indent=2) + "\n", encoding="utf-8")
+    save_file(_weights(model), str(folder / "model.safetensors"), metadata={"format": "pt"})
+    return folder
+
+
+def _weights(model: TinyModel) -> dict[str, torch.Tensor]:
+    import torch
+
+    config = model.config()
+    hidden, inner, head_dim = config["hidden_size"], config["intermediate_size"], config["head_dim"]
+    q_width, kv_width = config["num_attention_heads"] * head_dim, config["num_key_value_heads"] * head_dim
+    generator = torch.Generator().manual_seed(model.weight_seed)
+    std = 0.08 if model.trained else INITIAL_STD
+
+    def matrix(rows: int, columns: int) -> torch.Tensor:
+        return torch.randn(rows, columns, generator=generator) * std
+
+    def norm(size: int) -> torch.Tensor:
+        if not model.trained:
+            return torch.ones(size)
+        spread = torch.rand(size, generator=generator) * 2.0 - 1.0
+        return torch.pow(10.0, spread)
+
+    weights = {"model.embed_tokens.weight": matrix(model.vocab_size, hidden)}
+    for layer in range(model.num_hidden_layers):
+        prefix = f"model.layers.{layer}."
+        weights |= {
+            prefix + "input_layernorm.weight": norm(hidden),
+            prefix + "self_attn.q_proj.weight": matrix(q_width, hidden),
+            prefix + "self_attn.k_proj.weight": matrix(kv_width, hidden),
+            prefix + "self_attn.v_proj.weight": matrix(kv_width, hidden),
+            prefix + "self_attn.o_proj.weight": matrix(hidden, q_width),
+            prefix + "self_attn.q_norm.weight": norm(head_dim),
+            prefix + "self_attn.k_norm.weight": norm(head_dim),
+            prefix + "post_attention_layernorm.weight": norm(hidden),
+            prefix + "mlp.gate_proj.weight": matrix(inner, hidden),
+            prefix + "mlp.up_proj.weight": matrix(inner, hidden),
+            prefix + "mlp.down_proj.weight": matrix(hidden, inner),
+        }
+        if model.trained:
+            # Whole output channels of the two projections that write the residual stream: its outliers persist.
+            for name in ("self_attn.o_proj.weight", "mlp.down_proj.weight"):
+                weights[prefix + name][list(OUTLIER_CHANNELS)] *= OUTLIER_FACTOR
+    weights["model.norm.weight"] = norm(hidden)
+    if not model.tied:
+        weights["lm_head.weight"] = matrix(model.vocab_size, hidden)
+    if model.trained:
+        # Outlier channels dominate the final norm, so the head's scale is what makes some tokens near certain.
+        weights["model.norm.weight"] *= 12.0 / math.sqrt(hidden)
+    return {name: value.to(torch.bfloat16).contiguous() for name, value in weights.items()}

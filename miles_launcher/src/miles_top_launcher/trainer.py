@@ -1,0 +1,111 @@
+"""The train side of a run: ranks that are spawned once and take one layout after the other."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from ._contract.schema.layout import TrainLayout
+from ._contract.schema.receipt import Receipt
+from ._contract.schema.render import environment
+from .matrix import train_name
+from .model_folder import ModelFolder
+from .plan import LaunchPlan
+from .problems import WorkerFailed
+from .processes import Worker, request_all, stop_all
+from .rollout import worker_environment
+from .workers.exact import decode_fp32
+
+# `import megatron.core` takes 20 s cold, times the ranks that share two cores.
+START_SECONDS = 600.0
+BUILD_SECONDS = 600.0
+SCORE_SECONDS = 1800.0
+# Several packed micro-batches a cell, so that packing is part of what is verified.
+MICRO_BATCH_TOKENS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """Response log-probs (fp32 values) of one set of samples in one layout, and the seconds it took."""
+
+    logprobs: tuple[tuple[float, ...], ...]
+    seconds: float
+
+
+class TrainerPool:
+    """`ranks` trainer processes over gloo; a layout uses the first `world_size` of them, the others wait."""
+
+    def __init__(self, plan: LaunchPlan, ranks: int, folder: Path):
+        self._plan = plan
+        self._folder = folder
+        self._builds = 0
+        self._active: list[Worker] = []
+        settings = {setting.name: setting.value for setting in environment(plan.contract, plan.device)}
+        self._workers: list[Worker] = []
+        for rank in range(ranks):
+            self._workers.append(
+                Worker(
+                    f"trainer rank {rank}",
+                    "miles_top_launcher.workers.trainer",
+                    folder / f"trainer-rank{rank}.log",
+                    worker_environment(settings),
+                )
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        stop_all(self._workers)
+
+    def start(self) -> None:
+        """Import megatron-core and the plugin in every rank."""
+        request_all(self._workers, [{"op": "start"}] * len(self._workers), START_SECONDS)
+
+    def build(self, model: ModelFolder, train: TrainLayout) -> tuple[Receipt, ...]:
+        """Build `model` in the layout from its Hugging Face folder; returns the receipts of all its ranks."""
+        self._builds += 1
+        self._active = self._workers[: train.world_size]
+        command = {
+            "op": "build",
+            "model_dir": str(model.path),
+            "contract": self._plan.contract.canonical_json().decode("ascii"),
+            "layout": train.model_dump(mode="json"),
+            "dtype": self._plan.dtype,
+            "rendezvous": str(self._folder / f"rendezvous-{self._builds}"),
+            "world_size": train.world_size,
+        }
+        replies = self._ask([command | {"rank": rank} for rank in range(train.world_size)], BUILD_SECONDS)
+        for rank, reply in enumerate(replies):
+            if reply["receipts"] != replies[0]["receipts"]:
+                raise WorkerFailed(f"trainer rank {rank} shows other receipts than rank 0 in {train_name(train)}")
+        return tuple(Receipt.model_validate(receipt) for receipt in replies[0]["receipts"])
+
+    def score(self, prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]]) -> Scored:
+        """Log-probs of the responses in the built layout; every rank must hold the same gathered bits."""
+        started = time.monotonic()
+        command: dict[str, Any] = {
+            "op": "score",
+            "prompts": [list(prompt) for prompt in prompts],
+            "responses": [list(response) for response in responses],
+            "temperature": self._plan.scoring_temperature,
+            "micro_batch_tokens": MICRO_BATCH_TOKENS,
+        }
+        replies = self._ask([command] * len(self._active), SCORE_SECONDS)
+        for rank, reply in enumerate(replies):
+            if reply != replies[0]:
+                raise WorkerFailed(f"trainer rank {rank} gathered other log-probs than rank 0")
+        rows = tuple(tuple(decode_fp32(text)) for text in replies[0]["logprobs"])
+        return Scored(rows, time.monotonic() - started)
+
+    def close(self) -> None:
+        """Tear the layout down; the processes stay for the next one."""
+        self._ask([{"op": "close"}] * len(self._active), BUILD_SECONDS)
+        self._active = []
+
+    def _ask(self, commands: Sequence[dict[str, Any]], timeout: float) -> list[dict[str, Any]]:
+        return request_all(self._active, commands, timeout, watched=self._workers)

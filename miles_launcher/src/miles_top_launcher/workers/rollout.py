@@ -1,0 +1,67 @@
+"""Process of the rollout side: the published `sglang.Engine`, started with the keywords that the launcher sends."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from typing import Any
+
+from .channel import die_with_launcher, serve
+from .exact import encode_fp32
+
+
+class EngineHost:
+    """Holds the engine between commands."""
+
+    def __init__(self) -> None:
+        self._engine: Any = None
+
+    def start(self, command: Mapping[str, Any]) -> dict[str, Any]:
+        """Start `sglang.Engine(**command["engine"])`."""
+        import sglang
+
+        self._engine = sglang.Engine(**command["engine"])
+        return {}
+
+    def receipts(self, command: Mapping[str, Any]) -> dict[str, Any]:
+        """The receipts of every rank from the engine's own server info; none from a stock engine."""
+        info = self._engine.get_server_info()
+        return {"receipts": info.get("true_on_policy", {}).get("receipts", [])}
+
+    def sample(self, command: Mapping[str, Any]) -> dict[str, Any]:
+        """Sample all prompts in one call: token ids, and the log-probs that decode returned for them."""
+        outputs = self._engine.generate(
+            input_ids=command["prompts"], sampling_params=command["sampling_params"], return_logprob=True
+        )
+        return {
+            "responses": [list(output["output_ids"]) for output in outputs],
+            "logprobs": [encode_fp32(_decode_logprobs(output)) for output in outputs],
+        }
+
+    def stop(self) -> None:
+        """Shut the engine down with its children."""
+        if self._engine is not None:
+            self._engine.shutdown()
+
+
+def _decode_logprobs(output: Mapping[str, Any]) -> list[float]:
+    entries = output["meta_info"]["output_token_logprobs"]
+    tokens = [entry[1] for entry in entries]
+    if tokens != list(output["output_ids"]):
+        raise ValueError("the engine's log-probs stand at other tokens than its output_ids")
+    return [float(entry[0]) for entry in entries]
+
+
+def host_engine(host: EngineHost) -> None:
+    """Serve the launcher until it closes the pipe, then shut the engine down."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--reply-fd", type=int, required=True)
+    arguments = parser.parse_args()
+    die_with_launcher()
+    serve(arguments.reply_fd, {"start": host.start, "receipts": host.receipts, "sample": host.sample})
+    host.stop()
+
+
+# The engine's processes are spawned and import this module again under another name.
+if __name__ == "__main__":
+    host_engine(EngineHost())

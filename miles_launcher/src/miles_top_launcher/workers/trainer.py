@@ -1,0 +1,87 @@
+"""Process of the train side: one rank of the Megatron trainer, rebuilt for each layout that the launcher sends."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from typing import Any
+
+from .channel import die_with_launcher, serve
+from .exact import encode_fp32
+
+DTYPES = ("bfloat16", "float32")
+
+
+class TrainerHost:
+    """Holds the trainer between commands."""
+
+    def __init__(self) -> None:
+        self._trainer: Any = None
+
+    def start(self, command: Mapping[str, Any]) -> dict[str, Any]:
+        """Import the engine, which is most of a start."""
+        import megatron_top_plugin.trainer  # noqa: F401
+
+        return {}
+
+    def build(self, command: Mapping[str, Any]) -> dict[str, Any]:
+        """Bring the process group of this layout up and build the model in it."""
+        import torch
+
+        from megatron_top_plugin._contract.schema.contract import TrueOnPolicyContract
+        from megatron_top_plugin._contract.schema.layout import TrainLayout
+        from megatron_top_plugin.trainer import Trainer
+
+        if command["dtype"] not in DTYPES:
+            raise ValueError(f"dtype {command['dtype']!r} is not one of {', '.join(DTYPES)}")
+        torch.distributed.init_process_group(
+            "gloo",
+            init_method=f"file://{command['rendezvous']}",
+            rank=command["rank"],
+            world_size=command["world_size"],
+        )
+        self._trainer = Trainer(
+            command["model_dir"],
+            TrueOnPolicyContract.from_json(command["contract"]),
+            TrainLayout(**command["layout"]),
+            getattr(torch, command["dtype"]),
+        )
+        return {"receipts": [receipt.model_dump(mode="json") for receipt in self._trainer.receipts()]}
+
+    def score(self, command: Mapping[str, Any]) -> dict[str, Any]:
+        """Log-probs of the responses, gathered from all ranks."""
+        from megatron_top_plugin.trainer import Sequence
+
+        sequences = [
+            Sequence(prompt=prompt, response=response)
+            for prompt, response in zip(command["prompts"], command["responses"], strict=True)
+        ]
+        rows = self._trainer.score(
+            sequences, temperature=command["temperature"], micro_batch_tokens=command["micro_batch_tokens"]
+        )
+        return {"logprobs": [encode_fp32(row) for row in rows]}
+
+    def close(self, command: Mapping[str, Any]) -> dict[str, Any]:
+        """Tear the model and the process group down, keep the process."""
+        import torch
+
+        self._trainer.close()
+        self._trainer = None
+        torch.distributed.destroy_process_group()
+        return {}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--reply-fd", type=int, required=True)
+    arguments = parser.parse_args()
+    die_with_launcher()
+    host = TrainerHost()
+    serve(
+        arguments.reply_fd,
+        {"start": host.start, "build": host.build, "score": host.score, "close": host.close},
+    )
+
+
+if __name__ == "__main__":
+    main()
