@@ -42,13 +42,15 @@ class KernelSet:
     swiglu: Callable[[Tensor], Tensor]
     #: ``(logits, temperature [T] fp32 | None) -> fp32``: the division of the contract's log-prob, and nothing else.
     scale_logits: Callable[[Tensor, Tensor | None], Tensor]
-    #: ``(logits [T, V_local], first_segment, num_segments, vocab_size, padded_vocab_size, temperature) -> (max, sumexp)``.
+    #: ``(logits [T, V_local], first_segment, num_segments, vocab_size, padded_vocab_size, temperature) -> (max,
+    #: sumexp)``.
     logprob_segments: Callable[..., tuple[Tensor, Tensor]]
     #: ``(max [T, S], sumexp [T, S]) -> (max [T], sumexp [T])``: tree over adjacent segments.
     logprob_combine: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
     #: ``(target_logit [T] fp32 scaled, max [T], sumexp [T]) -> [T] fp32``.
     logprob_token: Callable[[Tensor, Tensor, Tensor], Tensor]
-    #: ``(logits [T, V], vocab_size, padded_vocab_size, temperature) -> [T, V] fp32``: whole rows, same bits as one token.
+    #: ``(logits [T, V], vocab_size, padded_vocab_size, temperature) -> [T, V] fp32``: whole rows, same bits as one
+    #: token.
     log_softmax: Callable[..., Tensor]
     #: ``(logits [B, V], temperature [B], seeds [B], positions [B], greedy [B]) -> [B] int64``.
     sample: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]

@@ -7,8 +7,9 @@ import math
 
 import numpy as np
 import torch
-from numba import njit
 from torch import Tensor
+
+from .cpu.jit import kernel
 
 
 def rope_table(head_dim: int, rope_theta: float, max_positions: int) -> Tensor:
@@ -22,7 +23,9 @@ def rope_table(head_dim: int, rope_theta: float, max_positions: int) -> Tensor:
         ValueError: for an odd ``head_dim`` or sizes that are not positive.
     """
     if head_dim <= 0 or head_dim % 2 or max_positions <= 0 or not rope_theta > 0:
-        raise ValueError(f"rope_table needs an even head_dim and positive sizes, got {head_dim=} {rope_theta=} {max_positions=}")
+        raise ValueError(
+            f"rope_table needs an even head_dim and positive sizes, got {head_dim=} {rope_theta=} {max_positions=}"
+        )
     exponents = [2.0 * i / head_dim for i in range(head_dim // 2)]
     inv_freq = torch.tensor([math.pow(rope_theta, -e) for e in exponents], dtype=torch.float64).float()
     angles = torch.arange(max_positions, dtype=torch.float32)[:, None] * inv_freq[None, :]
@@ -31,7 +34,7 @@ def rope_table(head_dim: int, rope_theta: float, max_positions: int) -> Tensor:
     return table
 
 
-@njit("void(f4[:,::1], f4[:,::1])", cache=True)
+@kernel("void(f4[:,::1], f4[:,::1])")
 def _fill(angles, table):  # type: ignore[no-untyped-def]
     half = angles.shape[1]
     for p in range(angles.shape[0]):

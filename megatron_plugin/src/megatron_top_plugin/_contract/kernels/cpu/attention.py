@@ -1,21 +1,21 @@
 """Causal attention, one query row at a time.
 
-Scores are summed over the head dimension in ascending order, and the probabilities and the weighted values over the keys in
-ascending order. A query row therefore depends on its own keys alone: not on its neighbours in the batch, on how the prompt was cut
-into chunks, or on how many heads this rank holds.
+Scores are summed over the head dimension in ascending order, and the probabilities and the weighted values over the
+keys in ascending order. A query row therefore depends on its own keys alone: not on its neighbours in the batch, on
+how the prompt was cut into chunks, or on how many heads this rank holds.
 """
 
 from __future__ import annotations
 
 import numpy as np
 import torch
-from numba import njit
 from torch import Tensor
 
 from .elementary import exp_f32, log_f32
+from .jit import kernel
 
 
-@njit("void(f4[:,:,::1], f4[:,:,::1], f4[:,:,::1], i8[::1], i8[::1], f4, f4[:,:,::1], f4[:,::1])", cache=True, nogil=True)
+@kernel("void(f4[:,:,::1], f4[:,:,::1], f4[:,:,::1], i8[::1], i8[::1], f4, f4[:,:,::1], f4[:,::1])")
 def attention_kernel(q, k, v, cu_q, cu_k, scale, out, lse):  # type: ignore[no-untyped-def]
     heads, dim = q.shape[1], q.shape[2]
     group = heads // k.shape[1]
@@ -68,8 +68,8 @@ def attention(
 ) -> tuple[Tensor, Tensor]:
     """Causal attention over packed sequences, aligned at the bottom right.
 
-    Query ``i`` of a sequence stands at position ``len_k - len_q + i``: one call serves a whole prompt, a chunk behind a cached
-    prefix, and a single decode step.
+    Query ``i`` of a sequence stands at position ``len_k - len_q + i``: one call serves a whole prompt, a chunk behind
+    a cached prefix, and a single decode step.
 
     Args:
         q: ``[Tq, H, D]``.
@@ -113,6 +113,6 @@ def _check_offsets(cu_q: Tensor, cu_k: Tensor, queries: int, keys: int) -> None:
     )
     if not good:
         raise ValueError(
-            f"cu_seqlens must start at 0, end at {queries} queries and {keys} keys, and give no sequence fewer keys than "
-            f"queries, got {cu_q.tolist()} and {cu_k.tolist()}"
+            f"cu_seqlens must start at 0, end at {queries} queries and {keys} keys, and give no sequence fewer keys "
+            f"than queries, got {cu_q.tolist()} and {cu_k.tolist()}"
         )

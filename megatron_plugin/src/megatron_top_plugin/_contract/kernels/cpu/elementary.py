@@ -1,8 +1,9 @@
 """exp and log from IEEE adds, multiplies and divides only.
 
-A vector library computes the body of a buffer and its scalar tail by different code, so its ``exp`` of one value can depend on
-where the value stands. Made of single IEEE operations, which round alike in every lane, these cannot: nothing in them may be
-contracted or reassociated (numba's default, ``fastmath=False``), whatever the vector width the compiler picks.
+A vector library computes the body of a buffer and its scalar tail by different code, so its ``exp`` of one value can
+depend on where the value stands. Made of single IEEE operations, which round alike in every lane, these cannot:
+nothing in them may be contracted or reassociated (numba's default, ``fastmath=False``), whatever the vector width the
+compiler picks.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from numba import njit
 _LOG2_E = np.float32(1.44269504)
 _LN2_HIGH = np.float32(0.693359375)  # nine bits: n * _LN2_HIGH is exact for every n that occurs
 _LN2_LOW = np.float32(-2.12194440e-4)
-_UNDERFLOW = np.float32(-87.0)  # below it the result is 0, so no denormal appears whose fate a flush-to-zero mode could decide
-_OVERFLOW = np.float32(88.5)
+# below it the result is 0, so no denormal appears whose fate a flush-to-zero mode could decide
+_UNDERFLOW = np.float32(-87.0)
+_OVERFLOW = np.float32(88.0)
 _C2 = np.float32(1.0 / 2.0)
 _C3 = np.float32(1.0 / 6.0)
 _C4 = np.float32(1.0 / 24.0)
@@ -33,7 +35,7 @@ _LN2 = 0.6931471805599453
 
 @njit(inline="always")
 def exp_f32(x):  # type: ignore[no-untyped-def]
-    """fp32 ``exp(x)`` within about one ulp: 0 below -87 (and for -inf), inf above 88.5, NaN for NaN, exactly 1 at 0."""
+    """fp32 ``exp(x)`` within about one ulp: 0 below -87 (and for -inf), inf above 88, NaN for NaN, exactly 1 at 0."""
     y = min(max(x, _UNDERFLOW), _OVERFLOW)
     n = np.float32(np.floor(y * _LOG2_E + _HALF))
     r = y - n * _LN2_HIGH

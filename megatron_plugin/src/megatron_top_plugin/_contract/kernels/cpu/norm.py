@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from numba import njit
 from torch import Tensor
 
+from .jit import kernel
 
-@njit("void(f4[:,::1], f4[::1], f4, f4[:,::1])", cache=True, nogil=True)
+
+@kernel("void(f4[:,::1], f4[::1], f4, f4[:,::1])")
 def rms_norm_kernel(s, weight, eps, out):  # type: ignore[no-untyped-def]
     width = s.shape[1]
     for row in range(s.shape[0]):

@@ -8,6 +8,7 @@ from numba import njit
 from torch import Tensor
 
 from .elementary import log_f64
+from .jit import kernel
 
 _M32 = np.uint64(0xFFFFFFFF)
 
@@ -33,7 +34,7 @@ def _finish(h):  # type: ignore[no-untyped-def]
     return h ^ (h >> np.uint64(16))
 
 
-@njit("void(f4[:,::1], i8[::1], i8[::1], b1[::1], i8[::1])", cache=True, nogil=True)
+@kernel("void(f4[:,::1], i8[::1], i8[::1], b1[::1], i8[::1])")
 def sample_kernel(z, seeds, positions, greedy, out):  # type: ignore[no-untyped-def]
     for row in range(z.shape[0]):
         seed = np.uint64(seeds[row])
@@ -41,11 +42,11 @@ def sample_kernel(z, seeds, positions, greedy, out):  # type: ignore[no-untyped-
         prefix = _mix(prefix, seed >> np.uint64(32))
         prefix = _mix(prefix, np.uint64(positions[row]) & _M32)
         best = -np.inf
-        chosen = np.int64(0)
+        chosen = 0
         for c in range(z.shape[1]):
             score = np.float64(z[row, c])
             if not greedy[row]:
-                # the middle of the hash's interval: never 0 or 1, so the noise is finite and no token wins by an infinity
+                # the middle of the hash's interval, never 0 or 1: noise is finite, no token wins by an infinity
                 uniform = (np.float64(_finish(_mix(prefix, np.uint64(c)))) + 0.5) * (1.0 / 4294967296.0)
                 score = score - log_f64(-log_f64(uniform))
             if score > best:
@@ -54,7 +55,7 @@ def sample_kernel(z, seeds, positions, greedy, out):  # type: ignore[no-untyped-
         out[row] = chosen
 
 
-@njit("void(i8, i8, i8[::1], i8[::1])", cache=True, nogil=True)
+@kernel("void(i8, i8, i8[::1], i8[::1])")
 def hash_kernel(seed, position, columns, out):  # type: ignore[no-untyped-def]
     prefix = _mix(np.uint64(0), np.uint64(seed) & _M32)
     prefix = _mix(prefix, np.uint64(seed) >> np.uint64(32))
@@ -64,7 +65,8 @@ def hash_kernel(seed, position, columns, out):  # type: ignore[no-untyped-def]
 
 
 def sample(logits: Tensor, temperature: Tensor, seeds: Tensor, positions: Tensor, greedy: Tensor) -> Tensor:
-    """One token a row, int64 ``[B]``: the first largest of ``logits / T + Gumbel noise``, or of the logits where ``greedy``.
+    """One token a row, int64 ``[B]``: the first largest of ``logits / T + Gumbel noise``, or of the logits where
+    ``greedy``.
 
     The noise of a row is a hash of its seed, its position and the column: no state, and nothing of the other rows.
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from numba import njit
 from torch import Tensor
 
 from .elementary import exp_f32
+from .jit import kernel
 
 
-@njit("void(f4[:,::1], f4[:,::1])", cache=True, nogil=True)
+@kernel("void(f4[:,::1], f4[:,::1])")
 def swiglu_kernel(gate_up, out):  # type: ignore[no-untyped-def]
     width = out.shape[1]
     for row in range(out.shape[0]):

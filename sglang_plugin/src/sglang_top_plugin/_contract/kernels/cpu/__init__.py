@@ -1,7 +1,7 @@
 """The `cpu` kernel set: exact by construction on any machine that numba compiles for; for trying, tests and CI.
 
-Each kernel is a plain loop compiled by numba without fast-math. Nothing is tuned at run time, and one signature is compiled of each,
-so both engines run the same machine code.
+Each kernel is a plain loop compiled by numba without fast-math. Nothing is tuned at run time, and one signature is
+compiled of each, so both engines run the same machine code.
 """
 
 from __future__ import annotations
@@ -11,18 +11,15 @@ from ..kernel_set import KernelSet
 
 def kernels() -> KernelSet:
     """Assembles the set; importing the operations compiles them, or loads them from the cache."""
-    from .build_cache import build_cache
-
-    with build_cache():
-        from ..tree import tree_sum
-        from . import compiled, self_test
-        from .attention import attention
-        from .linear import linear, linear_partial
-        from .logprob import log_softmax, logprob_combine, logprob_segments, logprob_token, scale_logits
-        from .norm import add_rms_norm, rms_norm
-        from .rope import rope
-        from .sample import sample
-        from .swiglu import swiglu
+    from ..tree import tree_sum
+    from . import compiled, self_test
+    from .attention import attention
+    from .linear import linear, linear_partial
+    from .logprob import log_softmax, logprob_combine, logprob_segments, logprob_token, scale_logits
+    from .norm import add_rms_norm, rms_norm
+    from .rope import rope
+    from .sample import sample
+    from .swiglu import swiglu
 
     return KernelSet(
         name="cpu",

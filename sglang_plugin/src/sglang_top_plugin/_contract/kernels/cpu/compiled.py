@@ -50,7 +50,7 @@ def _code_digest(name: str, dispatcher: Any) -> str:
 
 
 def _object_code(name: str, dispatcher: Any) -> bytes:
-    """The object file of the one variant: from memory when this process compiled it, else from numba's cache it was loaded from."""
+    """The object file of the one variant: from memory if this process compiled it, else from the cache it came from."""
     variants = list(dispatcher.overloads.values())
     if len(variants) != 1:
         raise RuntimeError(f"kernel {name} has {len(variants)} compiled variants; the contract has exactly one")
@@ -69,8 +69,8 @@ def _cached_object_code(name: str, dispatcher: Any) -> bytes:
     payload = cache_file.load(keys[0]) if len(keys) == 1 else None
     if payload is None:
         raise RuntimeError(
-            f"kernel {name} was loaded from numba's cache, where {len(keys)} variants of it stand now instead of one: remove "
-            f"{dispatcher._cache.cache_path} and start again"
+            f"kernel {name} was loaded from numba's cache, where {len(keys)} variants of it stand now instead of one: "
+            f"remove {dispatcher._cache.cache_path} and start again"
         )
     (_, kind, (object_code, _)), *_ = payload
     if kind != "object":

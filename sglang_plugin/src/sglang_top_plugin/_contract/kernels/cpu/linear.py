@@ -1,23 +1,23 @@
 """Matrix products whose every element is one fixed sum over K.
 
-``out[m, n] = ((x[m, 0] w[n, 0] + x[m, 1] w[n, 1]) + x[m, 2] w[n, 2]) + ..`` in fp32, k ascending from +0. The blocks below only
-say which elements are computed together, never in which order one of them is summed, so an element depends on neither M nor N
-nor its place among them.
+``out[m, n] = ((x[m, 0] w[n, 0] + x[m, 1] w[n, 1]) + x[m, 2] w[n, 2]) + ..`` in fp32, k ascending from +0. The blocks
+below only say which elements are computed together, never in which order one of them is summed, so an element depends
+on neither M nor N nor its place among them.
 """
 
 from __future__ import annotations
 
 import numpy as np
 import torch
-from numba import njit
 from torch import Tensor
 
 from ..tree import tree_sum
+from .jit import kernel
 
 _N_BLOCK = 256  # columns held in the first-level cache while k runs
 
 
-@njit("void(f4[:,::1], f4[:,::1], f4[:,::1])", cache=True, nogil=True)
+@kernel("void(f4[:,::1], f4[:,::1], f4[:,::1])")
 def matmul_kernel(x, w_t, out):  # type: ignore[no-untyped-def]
     rows, depth = x.shape
     columns = w_t.shape[1]
@@ -51,9 +51,9 @@ def matmul_kernel(x, w_t, out):  # type: ignore[no-untyped-def]
             m += 1
 
 
-@njit("void(u2[:,:], f4[:,::1])", cache=True, nogil=True)
+@kernel("void(u2[:,:], f4[:,::1])")
 def widen_transposed_kernel(bits, out):  # type: ignore[no-untyped-def]
-    """bf16 bit patterns ``[N, K]`` to fp32 ``[K, N]``: with few rows the product itself is cheaper than torch's transposed copy."""
+    """bf16 bits ``[N, K]`` to fp32 ``[K, N]``; with few rows torch's transposed copy costs more than the sums."""
     columns, depth = bits.shape
     for n0 in range(0, columns, 16):
         n1 = min(n0 + 16, columns)
@@ -92,7 +92,8 @@ def linear_partial(x: Tensor, weight: Tensor, segments: int) -> Tensor:
     Args:
         x: ``[.., K_local]``, the slice of K that this rank owns.
         weight: ``[N, K_local]``.
-        segments: how many of the contract's segments ``K_local`` holds: all of them on one rank, ``8 // tp_size`` on each of more.
+        segments: how many of the contract's segments ``K_local`` holds: all of them on one rank, ``8 // tp_size`` on
+            each of more.
 
     Raises:
         ValueError: when the segments are not a power of two or do not divide ``K_local``.
@@ -100,7 +101,9 @@ def linear_partial(x: Tensor, weight: Tensor, segments: int) -> Tensor:
     _check(x, weight)
     depth = x.shape[-1]
     if segments < 1 or segments & (segments - 1) or depth % segments:
-        raise ValueError(f"K = {depth} does not fall into {segments} equal segments (a power of two that divides K is needed)")
+        raise ValueError(
+            f"K = {depth} does not fall into {segments} equal segments (a power of two that divides K is needed)"
+        )
     x, weight = x.detach(), weight.detach()
     flat, width = x.reshape(-1, depth), depth // segments
     parts = [_matmul(flat[:, i : i + width], weight[:, i : i + width]) for i in range(0, depth, width)]

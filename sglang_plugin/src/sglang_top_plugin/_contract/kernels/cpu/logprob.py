@@ -1,23 +1,23 @@
 """The log-prob over fixed vocabulary segments, so that no rank needs more of the vocabulary than it holds.
 
-The padded vocabulary is cut into 8 segments at every tensor-parallel size. Each gives the pair ``(max, sum of exp(z - max))``, taken
-in one order; the pairs meet in the tree. Entries beyond the real vocabulary are trimmed, and a segment with none left is the
-identity ``(-inf, 0)``. NaN stays NaN all the way.
+The padded vocabulary is cut into 8 segments at every tensor-parallel size. Each gives the pair ``(max, sum of exp(z -
+max))``, taken in one order; the pairs meet in the tree. Entries beyond the real vocabulary are trimmed, and a segment
+with none left is the identity ``(-inf, 0)``. NaN stays NaN all the way.
 """
 
 from __future__ import annotations
 
 import numpy as np
 import torch
-from numba import njit
 from torch import Tensor
 
 from .elementary import exp_f32, log_f32
+from .jit import kernel
 
 _LANES = 16  # lane l sums the entries c with (c - start) % 16 == l; lanes then meet in the tree
 
 
-@njit("void(f4[:,::1], i8[:,::1], f4[:,::1], f4[:,::1])", cache=True, nogil=True)
+@kernel("void(f4[:,::1], i8[:,::1], f4[:,::1], f4[:,::1])")
 def segment_kernel(z, bounds, top, total):  # type: ignore[no-untyped-def]
     acc = np.empty(_LANES, np.float32)
     for row in range(z.shape[0]):
@@ -54,7 +54,7 @@ def segment_kernel(z, bounds, top, total):  # type: ignore[no-untyped-def]
             total[row, segment] = acc[0]
 
 
-@njit("void(f4[:,::1], f4[:,::1])", cache=True, nogil=True)
+@kernel("void(f4[:,::1], f4[:,::1])")
 def combine_kernel(top, total):  # type: ignore[no-untyped-def]
     """In place; the result stands in column 0."""
     for row in range(top.shape[0]):
@@ -77,14 +77,15 @@ def combine_kernel(top, total):  # type: ignore[no-untyped-def]
                 total[row, i] = s
 
 
-@njit("void(f4[::1], f4[::1], f4[::1], f4[::1])", cache=True, nogil=True)
+@kernel("void(f4[::1], f4[::1], f4[::1], f4[::1])")
 def token_kernel(target, top, total, out):  # type: ignore[no-untyped-def]
     for i in range(target.shape[0]):
         out[i] = (target[i] - top[i]) - log_f32(total[i])
 
 
 def scale_logits(logits: Tensor, temperature: Tensor | None) -> Tensor:
-    """fp32 logits divided by their row's fp32 temperature ``[T]`` (IEEE division, by which 1 changes nothing); ``None`` is 1.
+    """fp32 logits divided by their row's fp32 temperature ``[T]`` (IEEE division, by which 1 changes nothing);
+    ``None`` is 1.
 
     Raises:
         ValueError: for a temperature that is not positive and finite: 0 is greedy, and scored at 1 by the caller.
@@ -94,7 +95,9 @@ def scale_logits(logits: Tensor, temperature: Tensor | None) -> Tensor:
         return z
     t = temperature.detach().to(torch.float32).reshape(-1)
     if t.shape[0] != z.shape[0] or not bool(((t > 0) & t.isfinite()).all()):
-        raise ValueError(f"scale_logits needs one positive finite temperature for each of {z.shape[0]} rows, got {t.tolist()[:8]}")
+        raise ValueError(
+            f"scale_logits needs one positive finite temperature for each of {z.shape[0]} rows, got {t.tolist()[:8]}"
+        )
     return z / t[:, None]
 
 
@@ -110,7 +113,8 @@ def logprob_segments(
     """``(max, sumexp)``, fp32 ``[T, num_segments]``, of this rank's whole segments.
 
     Args:
-        logits: ``[T, V_local]``: the local columns, from the first column of ``first_segment`` on. Columns beyond the real
+        logits: ``[T, V_local]``: the local columns, from the first column of ``first_segment`` on. Columns beyond the
+            real
             vocabulary may be there (padding, never read) or missing.
         vocab_size: the real vocabulary.
         padded_vocab_size: its padded size, a multiple of ``total_segments``.
@@ -120,7 +124,9 @@ def logprob_segments(
         ValueError: when the columns at hand do not cover the segments asked for.
     """
     if padded_vocab_size % total_segments or padded_vocab_size < vocab_size:
-        raise ValueError(f"padded vocabulary {padded_vocab_size} must be a multiple of {total_segments} and hold {vocab_size}")
+        raise ValueError(
+            f"padded vocabulary {padded_vocab_size} must be a multiple of {total_segments} and hold {vocab_size}"
+        )
     width = padded_vocab_size // total_segments
     offset = first_segment * width
     bounds = torch.empty(num_segments, 2, dtype=torch.int64)
@@ -130,8 +136,8 @@ def logprob_segments(
         bounds[i, 0], bounds[i, 1] = max(low, 0), max(high, 0)
     if logits.dim() != 2 or int(bounds.max()) > logits.shape[1]:
         raise ValueError(
-            f"segments {first_segment}..{first_segment + num_segments - 1} of {width} entries need {int(bounds.max())} columns, "
-            f"got logits {tuple(logits.shape)}"
+            f"segments {first_segment}..{first_segment + num_segments - 1} of {width} entries need {int(bounds.max())} "
+            f"columns, got logits {tuple(logits.shape)}"
         )
     z = scale_logits(logits, temperature).contiguous()
     top = torch.empty(z.shape[0], num_segments, dtype=torch.float32)
@@ -164,7 +170,7 @@ def logprob_token(target_logit: Tensor, top: Tensor, total: Tensor) -> Tensor:
 def log_softmax(
     logits: Tensor, vocab_size: int, padded_vocab_size: int, temperature: Tensor | None, total_segments: int = 8
 ) -> Tensor:
-    """fp32 ``[T, vocab_size]`` of whole rows ``logits [T, >= vocab_size]``; each entry has the bits of :func:`logprob_token`."""
+    """fp32 ``[T, vocab_size]`` of whole rows ``[T, >= vocab_size]``; each entry has :func:`logprob_token`'s bits."""
     m, s = logprob_combine(
         *logprob_segments(logits, 0, total_segments, vocab_size, padded_vocab_size, temperature, total_segments)
     )

@@ -1,4 +1,5 @@
-"""What the contract relies on, tried once at start: numerics that moved with a machine or a compiler stop the run here."""
+"""What the contract relies on, tried once at start: numerics that moved with a machine or a compiler stop the run
+here."""
 
 from __future__ import annotations
 
@@ -34,7 +35,11 @@ def self_test() -> None:
     _same("linear_partial: two ranks", linear_partial(x, weight, 8), tree_sum(halves))
 
     norm_weight = random(64)
-    _same("rms_norm: a row alone", rms_norm(x, norm_weight, 1e-6, x.dtype)[3:4], rms_norm(x[3:4], norm_weight, 1e-6, x.dtype))
+    _same(
+        "rms_norm: a row alone",
+        rms_norm(x, norm_weight, 1e-6, x.dtype)[3:4],
+        rms_norm(x[3:4], norm_weight, 1e-6, x.dtype),
+    )
     gate_up = random(5, 38)
     _same("swiglu: a row alone", swiglu(gate_up)[4:5], swiglu(gate_up[4:5]))
 
@@ -59,11 +64,15 @@ def self_test() -> None:
     tokens = sample(logits, temperature, seeds, positions, greedy)
     alone = sample(logits[2:3], temperature[2:3], seeds[2:3], positions[2:3], greedy[2:3])
     if int(tokens[2]) != int(alone[0]):
-        raise KernelSetError("kernel set 'cpu' failed its self-test at 'sample: a row alone'; the contract cannot hold on this machine")
+        raise KernelSetError(
+            "kernel set 'cpu' failed its self-test at 'sample: a row alone'; the contract cannot hold on this machine"
+        )
 
 
 def _same(what: str, left: Tensor, right: Tensor) -> None:
     a, b = left.contiguous(), right.contiguous()
     bits = torch.int16 if a.dtype is torch.bfloat16 else torch.int32
     if a.shape != b.shape or not bool(a.isfinite().all()) or not torch.equal(a.view(bits), b.view(bits)):
-        raise KernelSetError(f"kernel set 'cpu' failed its self-test at '{what}'; the contract cannot hold on this machine")
+        raise KernelSetError(
+            f"kernel set 'cpu' failed its self-test at '{what}'; the contract cannot hold on this machine"
+        )
