@@ -1,0 +1,108 @@
+"""The one way in: ``--true-on-policy-contract NAME`` and the keyword ``true_on_policy_contract``.
+
+``ServerArgs.__init__`` is where every road meets: ``sglang.Engine(...)``, the command line, and a host that builds
+``ServerArgs(**arguments)`` itself. The name then travels in the object's ``__dict__`` to the scheduler processes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import Any
+
+from sglang.srt.plugins.hook_registry import HookType
+
+from . import hooks
+from .stopping import loud
+
+FLAG = "true_on_policy_contract"
+_from_command_line: ContextVar[str | None] = ContextVar("true_on_policy_contract", default=None)
+
+
+def contract_name(server_args: Any) -> str | None:
+    """The contract that ``server_args`` names, or None."""
+    name: str | None = getattr(server_args, FLAG, None)
+    return name
+
+
+def install() -> None:
+    """Applies the four hooks that are there with and without a contract."""
+    with loud("plugin"):
+        hooks.install(FLAG_HOOKS)
+
+
+def _construct(original: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
+    name = kwargs.pop(FLAG, None)
+    if name is None:
+        name = _from_command_line.get()
+    if name is None:
+        original(self, *args, **kwargs)
+        return
+    from . import settings
+    from .frontend import FRONTEND_HOOKS
+
+    with loud("server arguments"):
+        fields = [field.name for field in dataclasses.fields(type(self)) if field.init]
+        arguments = settings.resolve(name, type(self), dict(zip(fields, args, strict=False)) | kwargs)
+        hooks.install((*FLAG_HOOKS, *FRONTEND_HOOKS))
+    with settings.deterministic_backend(arguments["attention_backend"]):
+        original(self, **arguments)
+    self.__dict__[FLAG] = name
+
+
+def _add_cli_args(original: Callable[..., None], parser: argparse.ArgumentParser) -> None:
+    original(parser)
+    parser.add_argument(
+        "--true-on-policy-contract",
+        dest=FLAG,
+        type=str,
+        default=None,
+        help="Name of a true-on-policy contract, e.g. qwen3_dense_true_on_policy_v1: decode log-probs that a trainer "
+        "reproduces bit by bit. Sets the arguments it needs and refuses those that contradict it.",
+    )
+
+
+def _from_cli_args(original: Callable[..., Any], cls: type, args: argparse.Namespace) -> Any:
+    token = _from_command_line.set(getattr(args, FLAG, None))
+    try:
+        return original(cls, args)
+    finally:
+        _from_command_line.reset(token)
+
+
+def _enter_scheduler(server_args: Any, gpu_id: int, tp_rank: int, *args: Any, **kwargs: Any) -> None:
+    if contract_name(server_args) is None:
+        return
+    with loud(f"scheduler rank {tp_rank}"):
+        from .activation import activate
+
+        activate(server_args, tp_rank)
+
+
+_SERVER_ARGS = "sglang.srt.server_args.ServerArgs"
+
+FLAG_HOOKS = (
+    hooks.Hook(
+        f"{_SERVER_ARGS}.__init__",
+        _construct,
+        HookType.AROUND,
+        "takes the contract's name off the arguments and sets what the contract decides; a dataclass has no field registry",
+    ),
+    hooks.Hook(
+        f"{_SERVER_ARGS}.add_cli_args", _add_cli_args, HookType.AROUND, "adds the flag; the parser has no extension point"
+    ),
+    hooks.Hook(
+        f"{_SERVER_ARGS}.from_cli_args",
+        _from_cli_args,
+        HookType.AROUND,
+        "the stock function drops what is no dataclass field",
+    ),
+    hooks.Hook(
+        "sglang.srt.managers.scheduler.configure_scheduler_process",
+        _enter_scheduler,
+        HookType.BEFORE,
+        "first function of a scheduler process that is given the server arguments; the plugin function is given none",
+    ),
+)

@@ -1,0 +1,144 @@
+"""Hooks of the process that takes requests: refusals, seeds, and the receipts shown to users.
+
+Each asks its own tokenizer manager for the contract, so a stock engine in the same process stays stock.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+from sglang.srt.plugins.hook_registry import HookType
+
+from . import requests
+from ._contract.schema.errors import OptionRefused
+from .flag import contract_name
+from .hooks import Hook
+from .stopping import stop
+
+INFO_KEY = "true_on_policy"
+_SEED = "true_on_policy_seed"
+_SAMPLES = "true_on_policy_samples"
+_INFO = "true_on_policy_info"
+
+
+def _tokenize(original: Callable[..., Any], self: Any, obj: Any, *args: Any, **kwargs: Any) -> Any:
+    if contract_name(self.server_args) is None:
+        return original(self, obj, *args, **kwargs)
+    requests.check_request(obj)
+    tokenized = original(self, obj, *args, **kwargs)
+    requests.check_sampling(tokenized.sampling_params)
+    params = tokenized.sampling_params
+    if params.sampling_seed is None:
+        params.sampling_seed = requests.seed_of(obj.rid, 0)
+    setattr(self.rid_to_state[obj.rid], _SEED, params.sampling_seed)
+    return tokenized
+
+
+def _send(self: Any, tokenized: Any) -> None:
+    """Gives each of a prompt's n samples a seed of its own; they share one set of sampling parameters until here."""
+    if contract_name(self.server_args) is None:
+        return
+    logical_rid = self.child_rid_to_logical_rid.get(tokenized.rid)
+    if logical_rid is None:
+        return
+    params = copy.copy(tokenized.sampling_params)
+    if params.max_new_tokens != 0:  # the request that only caches the common prefix draws nothing
+        counts: dict[str, int] = self.__dict__.setdefault(_SAMPLES, {})
+        index = counts.pop(logical_rid, 0)
+        if index + 1 < params.n:
+            counts[logical_rid] = index + 1
+        if index > 0:
+            params.sampling_seed = requests.seed_of(str(params.sampling_seed), index)
+    tokenized.sampling_params = params
+    setattr(self.rid_to_state[tokenized.rid], _SEED, params.sampling_seed)
+
+
+async def _wait(original: Callable[..., Any], self: Any, obj: Any, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+    seed = None
+    if contract_name(self.server_args) is not None:
+        seed = getattr(self.rid_to_state[obj.rid], _SEED, None)
+    async for output in original(self, obj, *args, **kwargs):
+        if seed is not None:
+            output["meta_info"]["sampling_seed"] = seed
+        yield output
+
+
+async def _pause(original: Callable[..., Awaitable[Any]], self: Any, obj: Any) -> Any:
+    if contract_name(self.server_args) is not None and obj.mode != "abort":
+        raise OptionRefused(
+            f"pause_generation mode={obj.mode!r}: a request would go on under other weights than it began with; "
+            "allowed: 'abort'"
+        )
+    return await original(self, obj)
+
+
+def _require_receipts(tokenizer_manager: Any, scheduler_init_result: Any, *args: Any, **kwargs: Any) -> None:
+    """Runs when all schedulers are ready: without a receipt of each, the engine must not serve."""
+    server_args = tokenizer_manager.server_args
+    name = contract_name(server_args)
+    if name is None:
+        return
+    infos = scheduler_init_result.scheduler_infos
+    silent = [rank for rank, info in enumerate(infos) if info.get(INFO_KEY, {}).get("contract") != name]
+    if silent or not infos:
+        stop(
+            f"scheduler rank {silent[0] if silent else 0}: no receipt of contract {name}; the plugin did not run there "
+            f"(is SGLANG_PLUGINS set without 'true_on_policy'?)"
+        )
+    receipts = infos[0][INFO_KEY]["receipts"]
+    if len(receipts) != server_args.tp_size:
+        stop(f"{len(receipts)} receipts of {server_args.tp_size} scheduler ranks")
+    setattr(tokenizer_manager, _INFO, infos[0])
+
+
+async def _internal_state(original: Callable[..., Awaitable[list[dict[str, Any]]]], self: Any) -> list[dict[str, Any]]:
+    """Both info routes await the internal states first, then spread the start info, in which we renew the receipts."""
+    states = await original(self)
+    if contract_name(self.server_args) is not None:
+        info: dict[str, Any] = getattr(self, _INFO)
+        info[INFO_KEY] = states[0].pop(INFO_KEY)
+    return states
+
+
+_MANAGER = "sglang.srt.managers.tokenizer_manager.TokenizerManager"
+
+FRONTEND_HOOKS = (
+    Hook(
+        f"{_MANAGER}._create_tokenized_object",
+        _tokenize,
+        HookType.AROUND,
+        "checks a request where an error still reaches its sender, and gives it a seed; the class has no validation hook",
+    ),
+    Hook(
+        f"{_MANAGER}._send_one_request",
+        _send,
+        HookType.BEFORE,
+        "the only place that sees the n samples of a prompt one by one",
+    ),
+    Hook(
+        f"{_MANAGER}._wait_one_response",
+        _wait,
+        HookType.AROUND,
+        "returns the seed in meta_info; customized_info would repeat it for each token",
+    ),
+    Hook(
+        f"{_MANAGER}.pause_generation",
+        _pause,
+        HookType.AROUND,
+        "refuses the modes that carry requests over a weight update",
+    ),
+    Hook(
+        f"{_MANAGER}.get_internal_state",
+        _internal_state,
+        HookType.AROUND,
+        "renews the receipts in the server's info; the start info is sent once",
+    ),
+    Hook(
+        "sglang.srt.entrypoints.engine.Engine._set_startup_time",
+        _require_receipts,
+        HookType.BEFORE,
+        "runs in the Engine and the server when every scheduler is ready: the place to refuse one without a receipt",
+    ),
+)

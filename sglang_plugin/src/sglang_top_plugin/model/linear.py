@@ -1,0 +1,69 @@
+"""Linear layers: the stock classes' sharding and weight loading, the contract's products."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from sglang.srt.distributed import get_tp_group
+from sglang.srt.layers.linear import MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear
+from sglang.srt.layers.quantization.unquant import UnquantizedLinearMethod
+from torch import Tensor
+
+from ..active import active
+
+
+class ContractLinearMethod(UnquantizedLinearMethod):
+    """The column-parallel product: fp32 sums over the whole K in one order, one rounding."""
+
+    def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
+        """Keeps the weight as loaded: the stock CPU path may repack it for AMX, and the kernels read plain rows."""
+
+    def apply(self, layer: torch.nn.Module, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """``x [T, K]`` and ``layer.weight [N_local, K]`` -> ``[T, N_local]`` in ``x``'s dtype."""
+        if bias is not None:
+            raise ValueError("the contract's linear layers have no bias")
+        return active().kernels.linear(x, layer.weight)
+
+
+class ContractQKVLinear(QKVParallelLinear):
+    """q, k and v of this rank's heads in one product."""
+
+    def __init__(self, hidden_size: int, head_dim: int, heads: int, kv_heads: int, prefix: str) -> None:
+        super().__init__(hidden_size, head_dim, heads, kv_heads, bias=False, prefix=prefix)
+        self.quant_method = ContractLinearMethod()
+
+
+class ContractGateUpLinear(MergedColumnParallelLinear):
+    """Gate and up rows of this rank in one product."""
+
+    def __init__(self, hidden_size: int, intermediate_size: int, prefix: str) -> None:
+        super().__init__(hidden_size, [intermediate_size] * 2, bias=False, prefix=prefix)
+        self.quant_method = ContractLinearMethod()
+
+
+class SegmentedRowLinear(RowParallelLinear):
+    """The row-parallel product: this rank's subtree of K segments in fp32, the upper levels across ranks, one rounding.
+
+    A stock layer rounds each rank's partial sum before the all-reduce, so its result depends on the tensor-parallel size.
+    """
+
+    def __init__(self, input_size: int, output_size: int, prefix: str) -> None:
+        super().__init__(input_size, output_size, bias=False, reduce_results=False, prefix=prefix)
+        self.quant_method = ContractLinearMethod()
+
+    def forward(self, input_: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, None]:
+        """``input_ [T, K_local]`` -> ``([T, N] in its dtype, None)``, the same on every rank."""
+        if args or kwargs:
+            raise TypeError("SegmentedRowLinear reduces itself and takes its input alone")
+        run = active()
+        partial = run.kernels.linear_partial(input_, self.weight, run.segments_per_rank)
+        return run.kernels.tree_sum(gather_ranks(partial)).to(input_.dtype), None
+
+
+def gather_ranks(value: Tensor) -> list[Tensor]:
+    """``value`` of every tensor-parallel rank, in rank order. Moves bits, computes nothing."""
+    if active().tp_size == 1:
+        return [value]
+    stacked = get_tp_group().all_gather(value.unsqueeze(0).contiguous(), dim=0)
+    return list(stacked.unbind(0))

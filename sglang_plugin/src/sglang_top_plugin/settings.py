@@ -1,0 +1,151 @@
+"""From a contract's name and a user's arguments to the server arguments of the run, or a refusal."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ._contract.schema.contract import TrueOnPolicyContract
+from ._contract.schema.digest import check_vendored
+from ._contract.schema.errors import OptionRefused, UnsupportedModel
+from ._contract.schema.layout import Layout, RolloutLayout, check_layout
+from ._contract.schema.options import check_options
+from ._contract.schema.profile import ModelShape, check_kernel_set, read_shape
+from ._contract.schema.registry import load_contract
+from ._contract.schema.render import environment, render_sglang
+from ._contract.schema.versions import check_versions, installed_versions
+
+_THREADS_BIND = "SGLANG_CPU_OMP_THREADS_BIND"
+_bound_by_us: str | None = None
+
+
+def resolve(name: str, server_args_class: type, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The keywords for ``ServerArgs`` under the contract ``name``; also sets the environment that schedulers inherit.
+
+    ``given`` are the user's keywords by field. A field left at its default takes the contract's value.
+
+    Raises:
+        Refusal: unknown contract, unproven version, changed vendored file, contradicting or unclassed option, model or
+            layout outside the contract, environment that contradicts it.
+    """
+    check_vendored()
+    contract = load_contract(name)
+    defaults = defaults_of(server_args_class)
+    unknown = sorted(set(given) - set(defaults))
+    if unknown:
+        raise OptionRefused(f"sglang.server_args {unknown[0]}: no such argument; see python -m sglang.launch_server --help")
+    device = given.get("device") or ("cuda" if torch.cuda.is_available() else "cpu")
+    dtype = given.get("dtype", "auto")
+    wanted = render_sglang(contract, device, "bfloat16" if dtype == "auto" else dtype)
+    values = defaults | dict(given)
+    arguments = dict(given) | {
+        field: value for field, value in wanted.items() if values[field] == defaults[field] or field in ("device", "dtype")
+    }
+    versions = installed_versions("sglang", contract.kernel_set_for(device))
+    check_versions(contract, versions)
+    check_options("sglang.server_args", versions["sglang"], defaults | arguments, defaults, wanted)
+    shape = model_shape(arguments.get("model_path"), arguments.get("revision"), contract)
+    check_kernel_set(shape, contract, contract.kernel_set_for(device))
+    tp_size = (defaults | arguments)["tp_size"]
+    check_layout(Layout(rollout=RolloutLayout(tp=tp_size)), shape, contract)
+    _set_environment(contract, device, tp_size)
+    return arguments
+
+
+def recheck(server_args: Any, contract: TrueOnPolicyContract) -> None:
+    """Holds resolved server arguments against the contract, in the process that is about to run them.
+
+    Raises:
+        OptionRefused: for a ``ServerArgs`` that carries the flag but was not made with it.
+    """
+    for field, value in render_sglang(contract, server_args.device, server_args.dtype).items():
+        found = getattr(server_args, field, None)
+        if found != value:
+            raise OptionRefused(
+                f"sglang.server_args {field}={found!r}: the contract needs {value!r}; the flag was put on a finished "
+                "ServerArgs; give true_on_policy_contract to the constructor instead"
+            )
+
+
+def defaults_of(dataclass: type) -> dict[str, Any]:
+    """Field -> default of a dataclass's constructor; a required field's is None."""
+    found: dict[str, Any] = {}
+    for field in dataclasses.fields(dataclass):
+        if not field.init:
+            continue
+        if field.default_factory is not dataclasses.MISSING:
+            found[field.name] = field.default_factory()
+        else:
+            found[field.name] = None if field.default is dataclasses.MISSING else field.default
+    return found
+
+
+def model_shape(model_path: str | None, revision: str | None, contract: TrueOnPolicyContract) -> ModelShape:
+    """The shape of a local model folder, or of a model on the Hugging Face hub.
+
+    Raises:
+        UnsupportedModel: for a model outside the contract, or one that cannot be found.
+    """
+    if not model_path:
+        raise UnsupportedModel("model_path: none given; name a model folder")
+    if Path(model_path).exists():
+        return read_shape(Path(model_path), contract)
+    from huggingface_hub import hf_hub_download
+
+    try:
+        config = hf_hub_download(model_path, "config.json", revision=revision)
+    except Exception as error:
+        raise UnsupportedModel(
+            f"model_path={model_path!r}: no such folder, and not on the hub ({type(error).__name__}); name a model folder"
+        ) from error
+    return read_shape(Path(config).parent, contract)
+
+
+@contextmanager
+def deterministic_backend(name: str) -> Iterator[None]:
+    """Lets ``ServerArgs`` take attention backend ``name`` as deterministic, with radix cache, while one is constructed."""
+    from sglang.srt import server_args
+
+    lists = [
+        server_args.DETERMINISTIC_ATTENTION_BACKEND_CHOICES,
+        server_args.RADIX_SUPPORTED_DETERMINISTIC_ATTENTION_BACKEND,
+    ]
+    grown = [choices for choices in lists if name not in choices]
+    for choices in grown:
+        choices.append(name)
+    try:
+        yield
+    finally:
+        for choices in grown:
+            choices.remove(name)
+
+
+def _set_environment(contract: TrueOnPolicyContract, device: str, tp_size: int) -> None:
+    for setting in environment(contract, device):
+        found = os.environ.setdefault(setting.name, setting.value)
+        if found != setting.value:
+            raise OptionRefused(
+                f"environment {setting.name}={found!r}: the contract needs {setting.value!r}, because {setting.reason}; unset it"
+            )
+    if device == "cpu":
+        _bind_ranks_to_cores(tp_size)
+
+
+def _bind_ranks_to_cores(tp_size: int) -> None:
+    """One entry a rank, cores shared round robin: SGLang on a CPU asks for it as soon as there are more ranks than NUMA nodes."""
+    global _bound_by_us
+    if os.environ.get(_THREADS_BIND) not in (None, _bound_by_us):
+        return
+    if tp_size == 1:
+        os.environ.pop(_THREADS_BIND, None)
+        _bound_by_us = None
+        return
+    cores = sorted(os.sched_getaffinity(0))
+    _bound_by_us = "|".join(str(cores[rank % len(cores)]) for rank in range(tp_size))
+    os.environ[_THREADS_BIND] = _bound_by_us
