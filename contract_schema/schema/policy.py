@@ -6,7 +6,7 @@ contract, written with another version of this file.
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -18,6 +18,20 @@ class Frozen(BaseModel):
     """Base of every object that crosses a boundary: immutable, no unknown field, no coercion."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _decoded_json(cls, data: Any) -> Any:
+        """Take what `json.loads` gives: its lists are our tuples. Nothing else is converted."""
+        return _tuples(data)
+
+
+def _tuples(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _tuples(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return tuple(_tuples(item) for item in value)
+    return value
 
 
 class KernelSetPolicy(Frozen):
