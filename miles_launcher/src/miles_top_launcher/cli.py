@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import click
 import typer
 from typer.core import TyperGroup
 
 from .exit_codes import EXACT, INTERRUPTED, REFUSED
+
+# typer carries its own copy of click from 0.27 on, so the base class is found from the public one.
+USAGE_ERROR: type[BaseException] = typer.BadParameter.__mro__[1]
 
 
 class OneLineErrors(TyperGroup):
@@ -20,13 +22,17 @@ class OneLineErrors(TyperGroup):
         kwargs["standalone_mode"] = False
         try:
             code = super().main(*args, **kwargs)
-        except click.UsageError as error:
-            typer.echo(f"refused: {' '.join(error.format_message().split())}", err=True)
+        except USAGE_ERROR as error:
+            typer.echo(f"refused: {_usage_line(error)}", err=True)
             raise SystemExit(REFUSED) from None
-        except click.Abort:
+        except typer.Abort:
             typer.echo("interrupted", err=True)
             raise SystemExit(INTERRUPTED) from None
         raise SystemExit(code if isinstance(code, int) else EXACT)
+
+
+def _usage_line(error: Any) -> str:
+    return " ".join(str(error.format_message()).split())
 
 
 app = typer.Typer(
@@ -51,11 +57,15 @@ def verify(
     contract: Annotated[
         str | None, typer.Option(help="Contract; the model's own when not given.", metavar="NAME")
     ] = None,
-    rollout_tp: Annotated[int | None, typer.Option(help="Tensor-parallel ranks of SGLang.  [default: 1]")] = None,
-    train_tp: Annotated[int | None, typer.Option(help="Tensor-parallel ranks of the trainer.  [default: 1]")] = None,
-    pp: Annotated[int | None, typer.Option(help="Pipeline stages of the trainer.  [default: 1]")] = None,
-    cp: Annotated[int | None, typer.Option(help="Ulysses context-parallel ranks of the trainer.  [default: 1]")] = None,
-    dp: Annotated[int | None, typer.Option(help="Data-parallel ranks of the trainer.  [default: 1]")] = None,
+    rollout_tp: Annotated[int | None, typer.Option(help="Tensor-parallel ranks of SGLang.", show_default="1")] = None,
+    train_tp: Annotated[
+        int | None, typer.Option(help="Tensor-parallel ranks of the trainer.", show_default="1")
+    ] = None,
+    pp: Annotated[int | None, typer.Option(help="Pipeline stages of the trainer.", show_default="1")] = None,
+    cp: Annotated[
+        int | None, typer.Option(help="Ulysses context-parallel ranks of the trainer.", show_default="1")
+    ] = None,
+    dp: Annotated[int | None, typer.Option(help="Data-parallel ranks of the trainer.", show_default="1")] = None,
     cp_layout: Annotated[
         Literal["zigzag", "contiguous"], typer.Option(help="How context-parallel input is cut.")
     ] = "zigzag",
@@ -67,7 +77,7 @@ def verify(
         ),
     ] = None,
     num_prompts: Annotated[
-        int | None, typer.Option(help="How many prompts.  [default: all of the file, or 34]")
+        int | None, typer.Option(help="How many prompts.", show_default="all of the file, or 34")
     ] = None,
     max_new_tokens: Annotated[int, typer.Option(help="Response tokens a prompt.")] = 64,
     temperature: Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy.")] = 1.0,

@@ -9,6 +9,7 @@ from typing import Literal
 
 from ._contract.schema.contract import TrueOnPolicyContract
 from ._contract.schema.layout import Layout, RolloutLayout, TrainLayout, check_layout
+from .environment import check_environment
 from .matrix import CpLayout, matrix_layouts
 from .model_folder import ModelFolder, check_shape_for, check_weights, pick_contract, read_folder
 from .problems import BadInput
@@ -111,6 +112,7 @@ def make_plan(request: VerifyRequest, workspace: Path) -> LaunchPlan:
     vocab_size = min(model.shape.vocab_size for model in models)
     prompts = _prompts(request, None if tiny else models[0].path, vocab_size)
     check_lengths(prompts, request.max_new_tokens, min(model.shape.max_position_embeddings for model in models))
+    check_environment(contract, DEVICE)
     if request.json is not None:
         check_writable(request.json)
     return LaunchPlan(

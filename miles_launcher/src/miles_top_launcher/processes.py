@@ -1,4 +1,4 @@
-"""Worker processes seen from the launcher: each in a process group of its own, asked with a deadline, never left behind."""
+"""Worker processes seen from the launcher: each in its own process group, asked with a deadline, never left behind."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ from ._contract.schema.errors import Refusal
 from .problems import WorkerFailed
 
 TERMINATE_GRACE_SECONDS = 5.0
+# What a plugin prints before it ends its process because the contract can't hold.
+PLUGIN_LINE = "true-on-policy: "
 # Lines of a log that say why a process ended; the last such line is shown to a person.
-REASON = re.compile(r"(Refus|refuse|Error|Exception|Mismatch|Unsupported|true-on-policy|out of memory|Killed)")
+REASON = re.compile(r"(Refus|refuse|Error|Exception|out of memory|Killed)")
 FRAME_NOISE = re.compile(r"^\s*(File \"|Traceback|During handling|The above exception|\^+|raise )")
 
 
@@ -86,19 +88,19 @@ class Worker:
             raise WorkerFailed(f"{self.name} failed: {reply['error']} (log: {self.log})")
         return dict(reply["ok"])
 
-    def died(self) -> WorkerFailed:
-        """The error that names this dead process, its exit code and the last reason in its log."""
+    def died(self) -> WorkerFailed | Refusal:
+        """The error that names this dead process: its plugin's refusal, or its exit code and its log's last reason."""
+        refusal = plugin_refusal(self.log)
+        if refusal is not None:
+            return Refusal(f"{self.name}: {refusal}")
         try:
             code: int | None = self.process.wait(timeout=TERMINATE_GRACE_SECONDS)
         except subprocess.TimeoutExpired:
             code = None
-        how = (
-            "closed its pipe"
-            if code is None
-            else f"was killed by signal {-code}"
-            if code < 0
-            else f"exited with {code}"
-        )
+        if code is None:
+            how = "closed its pipe"
+        else:
+            how = f"was killed by signal {-code}" if code < 0 else f"exited with {code}"
         return WorkerFailed(f"{self.name} {how}: {last_reason(self.log)} (log: {self.log})")
 
     def stop(self) -> None:
@@ -158,6 +160,14 @@ def request_all(
                     replies[index] = reply
                     selector.unregister(key.fd)
     return [replies[index] for index in range(len(workers))]
+
+
+def plugin_refusal(log: Path) -> str | None:
+    """The first refusal that a plugin printed into a log; later ones, of other ranks, follow from it."""
+    for line in log.read_text(encoding="utf-8", errors="replace").splitlines():
+        if line.startswith(PLUGIN_LINE):
+            return line.removeprefix(PLUGIN_LINE).strip()
+    return None
 
 
 def last_reason(log: Path) -> str:

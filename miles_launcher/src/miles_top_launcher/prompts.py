@@ -54,7 +54,7 @@ def check_lengths(prompts: Sequence[Sequence[int]], max_new_tokens: int, max_pos
     for index, prompt in enumerate(prompts):
         if len(prompt) + max_new_tokens > max_position_embeddings:
             raise BadInput(
-                f"prompt {index} has {len(prompt)} tokens; with --max-new-tokens {max_new_tokens} that is more than the "
+                f"prompt {index} has {len(prompt)} tokens; with --max-new-tokens {max_new_tokens} that exceeds the "
                 f"model's max_position_embeddings {max_position_embeddings}; shorten one of them"
             )
 

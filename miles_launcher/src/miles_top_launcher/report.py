@@ -140,7 +140,7 @@ def _control_reasons(model: str, controls: Sequence[Control]) -> list[str]:
         if not found:
             reasons.append(f"control {rollout} rollout x {train} trainer of {model}: was not run")
         reasons += [
-            f"{control.name}: shows no difference in {control.comparison.token_count} log-probs, so a zero proves nothing"
+            f"{control.name}: shows no difference in {control.comparison.token_count} log-probs; a zero proves nothing"
             for control in found
             if control.comparison.mismatch_count == 0
         ]

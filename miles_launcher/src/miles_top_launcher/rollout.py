@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from ._contract.schema.receipt import Receipt
-from ._contract.schema.render import environment, render_sglang
+from ._contract.schema.render import render_sglang
+from .environment import engine_environment
 from .model_folder import ModelFolder
 from .plan import LaunchPlan
 from .processes import Worker
+from .receipts import read_receipts
 from .samples import Samples, read_samples
 
 # An engine's start is imports and, once on a machine, compiling: minutes on a slow machine, never this long.
@@ -41,7 +41,9 @@ class RolloutEngine:
     def __init__(self, plan: LaunchPlan, model: ModelFolder, tp: int, log: Path):
         self.name = f"rollout engine TP{tp} of {model.name}"
         self._plan = plan
-        self._worker = Worker(self.name, "miles_top_launcher.workers.rollout", log, rollout_environment(plan, tp))
+        self._worker = Worker(
+            self.name, "miles_top_launcher.workers.rollout", log, engine_environment(plan.contract, plan.device)
+        )
         self._settings = engine_settings(plan, model, tp)
 
     def __enter__(self) -> Self:
@@ -59,7 +61,7 @@ class RolloutEngine:
         reply = self._worker.request(sample_command(self._plan), SAMPLE_SECONDS)
         return Rollout(
             samples=read_samples(self.name, reply, self._plan.prompts),
-            receipts=tuple(Receipt.model_validate(receipt) for receipt in shown["receipts"]),
+            receipts=read_receipts(self.name, shown["receipts"]),
             start_seconds=up - started,
             sample_seconds=time.monotonic() - up,
         )
@@ -106,24 +108,3 @@ def run_settings(plan: LaunchPlan, model: ModelFolder, tp: int) -> dict[str, Any
         "random_seed": plan.seed,
         "log_level": "warning",
     }
-
-
-def rollout_environment(plan: LaunchPlan, tp: int) -> dict[str, str]:
-    """Environment of the engine's processes: the contract's settings and one CPU a rank."""
-    return {
-        **worker_environment({setting.name: setting.value for setting in environment(plan.contract, plan.device)}),
-        **cpu_binding(tp),
-    }
-
-
-def worker_environment(settings: Mapping[str, str]) -> dict[str, str]:
-    """What every worker gets beside `settings`: no model hub, and one thread where nothing else is said."""
-    return {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1", **settings}
-
-
-def cpu_binding(tp: int, cpus: Sequence[int] | None = None) -> dict[str, str]:
-    """SGLang on a CPU wants one entry of CPU ids a rank from TP 2 on; ranks share CPUs where there are fewer."""
-    if tp == 1:
-        return {}
-    available = sorted(os.sched_getaffinity(0)) if cpus is None else list(cpus)
-    return {"SGLANG_CPU_OMP_THREADS_BIND": "|".join(str(available[rank % len(available)]) for rank in range(tp))}

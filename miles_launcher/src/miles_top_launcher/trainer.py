@@ -11,13 +11,13 @@ from typing import Any, Self
 
 from ._contract.schema.layout import TrainLayout
 from ._contract.schema.receipt import Receipt
-from ._contract.schema.render import environment
+from .environment import engine_environment
 from .matrix import train_name
 from .model_folder import ModelFolder
 from .plan import LaunchPlan
 from .problems import WorkerFailed
 from .processes import Worker, request_all, stop_all
-from .rollout import worker_environment
+from .receipts import read_receipts
 from .workers.exact import decode_fp32
 
 # `import megatron.core` takes 20 s cold, times the ranks that share two cores.
@@ -44,7 +44,6 @@ class TrainerPool:
         self._folder = folder
         self._builds = 0
         self._active: list[Worker] = []
-        settings = {setting.name: setting.value for setting in environment(plan.contract, plan.device)}
         self._workers: list[Worker] = []
         for rank in range(ranks):
             self._workers.append(
@@ -52,7 +51,7 @@ class TrainerPool:
                     f"trainer rank {rank}",
                     "miles_top_launcher.workers.trainer",
                     folder / f"trainer-rank{rank}.log",
-                    worker_environment(settings),
+                    engine_environment(plan.contract, plan.device),
                 )
             )
 
@@ -83,7 +82,7 @@ class TrainerPool:
         for rank, reply in enumerate(replies):
             if reply["receipts"] != replies[0]["receipts"]:
                 raise WorkerFailed(f"trainer rank {rank} shows other receipts than rank 0 in {train_name(train)}")
-        return tuple(Receipt.model_validate(receipt) for receipt in replies[0]["receipts"])
+        return read_receipts(f"trainer {train_name(train)} of {model.name}", replies[0]["receipts"])
 
     def score(self, prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]]) -> Scored:
         """Log-probs of the responses in the built layout; every rank must hold the same gathered bits."""

@@ -6,10 +6,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from ..environment import worker_environment
 from ..model_folder import ModelFolder
 from ..plan import LaunchPlan
 from ..processes import Worker
-from ..rollout import SAMPLE_SECONDS, START_SECONDS, run_settings, sample_command, worker_environment
+from ..rollout import SAMPLE_SECONDS, START_SECONDS, run_settings, sample_command
 from ..samples import Samples, read_samples
 
 # Any value that names no plugin keeps all of them out of every process of the engine.

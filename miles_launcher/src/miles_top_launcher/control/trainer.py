@@ -8,10 +8,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from ..environment import worker_environment
 from ..model_folder import ModelFolder
 from ..plan import LaunchPlan
 from ..processes import Worker
-from ..rollout import worker_environment
 from ..trainer import BUILD_SECONDS, SCORE_SECONDS, START_SECONDS, Scored
 from ..workers.exact import decode_fp32
 

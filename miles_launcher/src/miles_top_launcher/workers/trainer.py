@@ -50,7 +50,7 @@ class TrainerHost:
 
     def score(self, command: Mapping[str, Any]) -> dict[str, Any]:
         """Log-probs of the responses, gathered from all ranks."""
-        from megatron_top_plugin.trainer import Sequence
+        from megatron_top_plugin.packing import Sequence
 
         sequences = [
             Sequence(prompt=prompt, response=response)
