@@ -1,0 +1,106 @@
+"""Megatron's transformer config under a contract."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from megatron.core.transformer.transformer_config import TransformerConfig
+
+from ._contract.schema.errors import OptionRefused
+from ._contract.schema.layout import TrainLayout
+from ._contract.schema.render import render_megatron
+from .numerics import Numerics, numerics_of
+
+
+@dataclass
+class TrueOnPolicyConfig(TransformerConfig):  # type: ignore[misc]
+    """A stock config that carries its contract, checked once it is complete."""
+
+    true_on_policy: Numerics | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_config(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Recompute:
+    """Which activations are computed again in the backward pass; changes no bit of any result.
+
+    Attributes:
+        granularity: ``full`` (whole layers) or ``selective`` (``modules``).
+        num_layers: layers a checkpointed chunk, for ``full``.
+        modules: Megatron's names, for ``selective``: ``core_attn``, ``mlp``.
+    """
+
+    granularity: str
+    num_layers: int = 1
+    modules: tuple[str, ...] = ("core_attn",)
+
+    def settings(self) -> dict[str, Any]:
+        if self.granularity == "full":
+            return {
+                "recompute_granularity": "full",
+                "recompute_method": "uniform",
+                "recompute_num_layers": self.num_layers,
+            }
+        if self.granularity == "selective":
+            return {"recompute_granularity": "selective", "recompute_modules": list(self.modules)}
+        raise OptionRefused(f"recompute granularity={self.granularity!r}; use 'full' or 'selective'")
+
+
+def contract_settings(numerics: Numerics, layout: TrainLayout, dtype: torch.dtype) -> dict[str, Any]:
+    """The ``TransformerConfig`` fields that the contract sets, as objects that Megatron takes."""
+    settings = render_megatron(numerics.contract, numerics.shape, layout, dtype, numerics.device)
+    for name in ("params_dtype", "pipeline_dtype"):
+        settings[name] = getattr(torch, settings[name])
+    settings["activation_func"] = getattr(F, settings["activation_func"])
+    return settings
+
+
+def _trainer_settings(numerics: Numerics, layout: TrainLayout) -> dict[str, Any]:
+    """Fields that decide no number, and that packed batches and one loss for all layouts need."""
+    return {
+        # Micro-batches differ in length, so stages tell each other the shape first.
+        "variable_seq_lengths": True,
+        # Unused in a dense model, but the stock config refuses varying lengths beside its default.
+        "moe_token_dispatcher_type": "alltoall",
+        # The loss is a sum over tokens, divided once by the global count: no layout scales it.
+        "calculate_per_token_loss": True,
+        "cp_comm_type": "a2a" if layout.cp > 1 else None,
+        "batch_p2p_sync": numerics.device != "cpu",
+        "perform_initialization": False,
+    }
+
+
+def make_config(
+    numerics: Numerics, layout: TrainLayout, dtype: torch.dtype, recompute: Recompute | None = None
+) -> TrueOnPolicyConfig:
+    """The config of one model under its contract in ``layout``; ``dtype`` is bfloat16 or float32.
+
+    Raises:
+        OptionRefused: for an option that the contract does not allow.
+    """
+    settings = contract_settings(numerics, layout, dtype) | _trainer_settings(numerics, layout)
+    if recompute is not None:
+        settings |= recompute.settings()
+    return TrueOnPolicyConfig(**settings, true_on_policy=numerics)
+
+
+def check_config(config: Any) -> None:
+    """Refuse a config in which the contract would not hold, in one line.
+
+    Raises:
+        OptionRefused: naming the option, its value and what is allowed.
+    """
+    numerics_of(config)
+    if config.pipeline_dtype not in (torch.float32, None) or (
+        config.pipeline_dtype is None and config.pipeline_model_parallel_size > 1
+    ):
+        raise OptionRefused(
+            f"megatron option pipeline_dtype={config.pipeline_dtype}; the residual sum travels between stages unrounded; "
+            "set torch.float32"
+        )

@@ -1,0 +1,103 @@
+"""Self-attention whose rotary embedding and context parallelism live inside core attention."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from megatron.core.transformer.attention import SelfAttention
+from megatron.core.transformer.module import MegatronModule
+from torch import Tensor
+
+from .._contract.schema.errors import OptionRefused
+from ..context_parallel import natural_order, natural_positions
+from ..numerics import numerics_of
+from ..ops.attention import attention
+from ..ops.rope import rope
+from ..ops.ulysses import heads_to_tokens, tokens_to_heads
+
+
+class SGLangSelfAttention(SelfAttention):  # type: ignore[misc]
+    """Stock self-attention that hands unrotated queries and keys to :class:`SGLangCoreAttention`.
+
+    Positions are only known once the sequence is whole again, and the contract has one table, so a rotary embedding that
+    the surrounding model computed is set aside.
+    """
+
+    def forward(self, *args: Any, rotary_pos_emb: Any = None, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+        out: tuple[Tensor, Tensor | None] = super().forward(*args, rotary_pos_emb=None, **kwargs)
+        return out
+
+
+class SGLangCoreAttention(MegatronModule):  # type: ignore[misc]
+    """RoPE and causal attention over packed sequences, with Ulysses all-to-all around them.
+
+    Takes ``q [t, H / tp, D]``, ``k, v [t, Hkv / tp, D]`` of this rank's ``t = T / cp`` tokens. Under context parallelism
+    each rank trades its tokens of all its heads for all tokens of ``1 / cp`` of them, restored to natural order from
+    ``cu_seqlens`` (the padded ones where the host gives both: padding stands at a sequence's end, where causality keeps
+    it from every real token).
+    """
+
+    def __init__(
+        self,
+        config: Any,
+        layer_number: int,
+        attn_mask_type: Any,
+        attention_type: str,
+        cp_comm_type: str | None = None,
+        softmax_scale: float | None = None,
+        pg_collection: Any = None,
+        **_: Any,
+    ) -> None:
+        super().__init__(config=config)
+        self._numerics = numerics_of(config)
+        expected = 1.0 / math.sqrt(config.kv_channels)
+        if softmax_scale is not None and softmax_scale != expected:
+            raise OptionRefused(
+                f"megatron option softmax_scale={softmax_scale}; the contract's scale is 1/sqrt(head_dim) = {expected}; "
+                "leave it unset"
+            )
+        self._scale = expected
+        self._cp_group = pg_collection.cp if config.context_parallel_size > 1 else None
+
+    @property
+    def rope_table(self) -> Tensor:
+        """The fp32 table that this layer rotates by."""
+        return self._numerics.rope_table
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None = None,
+        attn_mask_type: Any = None,
+        attention_bias: Tensor | None = None,
+        packed_seq_params: Any = None,
+    ) -> Tensor:
+        if packed_seq_params is None or packed_seq_params.qkv_format != "thd":
+            raise OptionRefused(
+                "megatron core attention got no packed sequences; pass packed_seq_params with qkv_format='thd' and "
+                "cu_seqlens_q (megatron_top_plugin.packing makes them)"
+            )
+        if attention_bias is not None:
+            raise OptionRefused("megatron core attention got an attention_bias; the contract adds none; pass None")
+        cu_seqlens = packed_seq_params.cu_seqlens_q_padded
+        if cu_seqlens is None:
+            cu_seqlens = packed_seq_params.cu_seqlens_q
+        bounds = tuple(cu_seqlens.tolist())
+        kernels = self._numerics.kernels
+        if self._cp_group is not None:
+            order = natural_order(bounds, self._cp_group.size(), self._numerics.cp_layout).to(query.device)
+            query = tokens_to_heads(query, order, self._cp_group)
+            key = tokens_to_heads(key, order, self._cp_group)
+            value = tokens_to_heads(value, order, self._cp_group)
+        if bounds[-1] != query.shape[0]:
+            raise ValueError(f"cu_seqlens end at {bounds[-1]}, but the batch has {query.shape[0]} tokens")
+        positions = natural_positions(bounds).to(query.device)
+        table = self.rope_table.to(query.device)
+        query, key = rope(query, positions, table, kernels), rope(key, positions, table, kernels)
+        out = attention(query, key, value, cu_seqlens, self._scale, kernels)
+        if self._cp_group is not None:
+            out = heads_to_tokens(out, order, self._cp_group)
+        return out

@@ -1,0 +1,71 @@
+"""What a layer must know of the contract, carried by the config as one object."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from torch import Tensor
+
+from ._contract.kernels.kernel_set import KernelSet, load_kernel_set
+from ._contract.kernels.rope_table import rope_table
+from ._contract.schema.contract import TrueOnPolicyContract
+from ._contract.schema.errors import OptionRefused
+from ._contract.schema.policy import KernelSetName
+from ._contract.schema.profile import ModelShape
+
+
+@cache
+def _table(head_dim: int, rope_theta: float, max_positions: int) -> Tensor:
+    return rope_table(head_dim, rope_theta, max_positions)
+
+
+@dataclass(frozen=True, slots=True)
+class Numerics:
+    """The contract, the model's shape and the kernel set of one model.
+
+    Attributes:
+        contract: the contract in force.
+        shape: sizes from the model's ``config.json``.
+        kernel_set: name of the kernel set that runs here (``cpu`` or ``hopper``).
+        cp_layout: how the host cuts sequences over context-parallel ranks.
+    """
+
+    contract: TrueOnPolicyContract
+    shape: ModelShape
+    kernel_set: KernelSetName
+    cp_layout: str = "zigzag"
+
+    @property
+    def kernels(self) -> KernelSet:
+        return load_kernel_set(self.kernel_set)
+
+    @property
+    def device(self) -> str:
+        """``cpu`` or ``cuda``."""
+        return self.contract.kernel_policy.kernel_sets[self.kernel_set].device
+
+    @property
+    def row_parallel_segments(self) -> int:
+        return self.contract.kernel_policy.row_parallel.segments
+
+    @property
+    def rope_table(self) -> Tensor:
+        """fp32 ``[max_position_embeddings, head_dim]``; one object a process, never cast."""
+        return _table(self.shape.head_dim, self.shape.rope_theta, self.shape.max_position_embeddings)
+
+
+def numerics_of(config: Any) -> Numerics:
+    """The numerics that ``config`` carries.
+
+    Raises:
+        OptionRefused: when the config was not made for a contract.
+    """
+    found = getattr(config, "true_on_policy", None)
+    if not isinstance(found, Numerics):
+        raise OptionRefused(
+            f"megatron config {type(config).__name__} carries no contract; build it with "
+            "megatron_top_plugin.config.make_config, or let megatron_top_plugin.hosts make the model"
+        )
+    return found

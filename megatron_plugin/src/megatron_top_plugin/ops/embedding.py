@@ -1,0 +1,44 @@
+"""Lookup in a vocabulary that is spread over tensor-parallel ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd import Function
+
+from .exact_sum import sum_of_one_owner
+
+
+class _VocabularyLookup(Function):
+    @staticmethod
+    def forward(ctx: Any, ids: Tensor, weight: Tensor, first: int, group: dist.ProcessGroup | None) -> Tensor:
+        local = ids - first
+        held = (local >= 0) & (local < weight.shape[0])
+        rows = weight[torch.where(held, local, 0)]
+        ctx.save_for_backward(local, held)
+        ctx.shape, ctx.dtype = weight.shape, weight.dtype
+        if group is None:
+            return rows
+        return sum_of_one_owner(torch.where(held.unsqueeze(-1), rows, 0), group)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor, None, None]:
+        (grad,) = grads
+        local, held = ctx.saved_tensors
+        wide = torch.zeros(ctx.shape, dtype=torch.float32, device=grad.device)
+        # Accumulating by index is sequential, and so deterministic, on a CPU; on a GPU torch sorts first when asked to.
+        wide.index_put_((local[held],), grad[held].float(), accumulate=True)
+        return None, wide.to(ctx.dtype), None, None
+
+
+def vocabulary_lookup(ids: Tensor, weight: Tensor, first: int, group: dist.ProcessGroup | None) -> Tensor:
+    """Rows ``[.., H]`` of the vocabulary for ``ids [..]`` int64; this rank holds ``weight [V_local, H]`` from ``first`` on.
+
+    Exactly one rank holds a row, and the sum over ranks is taken over its bits, so that even the sign of a zero survives.
+    """
+    shared = group if group is not None and group.size() > 1 else None
+    out: Tensor = _VocabularyLookup.apply(ids, weight, first, shared)
+    return out

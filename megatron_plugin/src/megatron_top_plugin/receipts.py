@@ -1,0 +1,111 @@
+"""Receipts of the trainer's processes, read back from the live model."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ._contract.kernels.rope_table import rope_digest
+from ._contract.schema.digest import contract_digest, kernels_digest, schema_digest
+from ._contract.schema.layout import TrainLayout
+from ._contract.schema.receipt import HookReceipt, Receipt
+from ._contract.schema.versions import installed_versions
+from ._contract.schema.weights import weights_digest
+from .layers.attention import SGLangCoreAttention
+from .numerics import Numerics
+from .ranks import Ranks
+from .weights.digests import gathered_digests
+
+
+def _class_name(module: Any) -> str:
+    return f"{type(module).__module__}.{type(module).__qualname__}"
+
+
+def _classes(model: Any) -> dict[str, str]:
+    """Role to live class, from the first layer of this stage and the model around it."""
+    layer = model.decoder.layers[0]
+    roles = {
+        "model": model,
+        "layer": layer,
+        "linear_qkv": layer.self_attention.linear_qkv,
+        "q_layernorm": layer.self_attention.q_layernorm,
+        "k_layernorm": layer.self_attention.k_layernorm,
+        "self_attention": layer.self_attention,
+        "core_attention": layer.self_attention.core_attention,
+        "linear_proj": layer.self_attention.linear_proj,
+        "mlp": layer.mlp,
+        "linear_fc1": layer.mlp.linear_fc1,
+        "linear_fc2": layer.mlp.linear_fc2,
+    }
+    if model.pre_process:
+        roles["word_embeddings"] = model.embedding.word_embeddings
+    if model.post_process:
+        roles |= {"final_layernorm": model.decoder.final_layernorm, "output_layer": model.output_layer}
+    return {role: _class_name(module) for role, module in roles.items()}
+
+
+def _layers(model: Any) -> dict[str, int]:
+    """How many modules of each class this stage holds, over all its layers."""
+    return dict(sorted(Counter(_class_name(module) for module in model.modules()).items()))
+
+
+def _rope_digest(model: Any) -> str:
+    tables = {
+        rope_digest(module.rope_table) for module in model.modules() if isinstance(module, SGLangCoreAttention)
+    }
+    return "+".join(sorted(tables))
+
+
+def gather_receipts(
+    model: Any,
+    numerics: Numerics,
+    layout: TrainLayout,
+    ranks: Ranks,
+    dtype: torch.dtype,
+    hooks: tuple[HookReceipt, ...],
+    weight_version: str,
+) -> list[Receipt]:
+    """This rank's receipt and all others', in rank order, on every rank.
+
+    Raises:
+        DigestMismatch: when replicas of a weight differ between ranks.
+    """
+    weights = gathered_digests(model, numerics.shape, ranks.tp, layout.tp)
+    dtypes = {str(parameter.dtype).removeprefix("torch.") for parameter in model.parameters()}
+    mine = Receipt(
+        engine="megatron",
+        contract=numerics.contract.name,
+        schema_digest=schema_digest(numerics.contract),
+        kernels_digest=kernels_digest(),
+        contract_digest=contract_digest(numerics.contract),
+        kernel_set=numerics.kernels.name,
+        dtype="+".join(sorted(dtypes)),
+        versions=installed_versions("megatron", numerics.kernel_set),
+        device=numerics.device,
+        rank=dist.get_rank(),
+        world_size=dist.get_world_size(),
+        layout={
+            "tp": layout.tp,
+            "pp": layout.pp,
+            "cp": layout.cp,
+            "dp": layout.dp,
+            "tp_rank": ranks.tp,
+            "pp_rank": ranks.pp,
+            "cp_rank": ranks.cp,
+            "dp_rank": ranks.dp,
+        },
+        classes=_classes(model),
+        layers=_layers(model),
+        hooks=hooks,
+        compiled_kernels=numerics.kernels.compiled_kernels(),
+        rope_digest=_rope_digest(model),
+        weights=weights,
+        weights_digest=weights_digest(weights),
+        weight_version=weight_version,
+    )
+    shown: list[str | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(shown, mine.model_dump_json())
+    return [Receipt.model_validate_json(text) for text in shown if text is not None]

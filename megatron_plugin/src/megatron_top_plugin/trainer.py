@@ -1,0 +1,183 @@
+"""A trainer in one layout: model, weights, scoring, one optimiser step, receipts. Reference for hosts, and what is verified."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceOf
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state as mpu
+
+from ._contract.schema.contract import TrueOnPolicyContract
+from ._contract.schema.errors import LayoutRefused
+from ._contract.schema.layout import Layout, TrainLayout, check_layout
+from ._contract.schema.profile import check_kernel_set, read_shape
+from ._contract.schema.receipt import Receipt
+from .config import Recompute, make_config
+from .cpu_support import CpuSupport
+from .model import build_model
+from .numerics import Numerics
+from .packing import Sequence, check_sequences
+from .ranks import Ranks
+from .receipts import gather_receipts
+from .scoring import score
+from .training import LossWeights, OptimizerSettings, StepResult, Training
+from .weights.load import load_hf_weights
+from .weights.save import save_hf_weights
+
+
+class Trainer:
+    """One Megatron model in one parallel layout, over an initialised ``torch.distributed`` world.
+
+    Every method is collective: all ranks call it with the same arguments. :meth:`close` destroys the parallel state, after
+    which the same processes may open a trainer in another layout.
+    """
+
+    def __init__(
+        self,
+        model_dir: str | Path,
+        contract: TrueOnPolicyContract,
+        layout: TrainLayout,
+        dtype: torch.dtype,
+        *,
+        recompute: Recompute | None = None,
+        optimizer: OptimizerSettings | None = None,
+        weight_version: str = "0",
+        device: str = "cpu",
+    ) -> None:
+        """Builds the stage of this rank and loads its weights from the Hugging Face folder ``model_dir``.
+
+        ``dtype`` is bfloat16 or float32. With ``optimizer`` the model is wrapped in Megatron's DDP, ready for
+        :meth:`train_step`. ``weight_version`` names the weights in receipts.
+
+        Raises:
+            Refusal: for a model, layout or option that the contract does not cover, before anything is built.
+        """
+        shape = read_shape(model_dir, contract)
+        check_layout(Layout(train=layout), shape, contract)
+        if dist.get_world_size() != layout.world_size:
+            raise LayoutRefused(
+                f"layout tp={layout.tp} pp={layout.pp} cp={layout.cp} dp={layout.dp} needs {layout.world_size} processes, "
+                f"torch.distributed has {dist.get_world_size()}; start as many as the layout has ranks"
+            )
+        kernel_set = contract.kernel_set_for(device)
+        check_kernel_set(shape, contract, kernel_set)
+        self._model_dir = Path(model_dir)
+        self._layout = layout
+        self._dtype = dtype
+        self._weight_version = weight_version
+        self._numerics = Numerics(contract, shape, kernel_set, layout.cp_layout)
+        self._recompute = recompute
+        self._optimizer = optimizer
+        self._cpu = CpuSupport() if device == "cpu" else None
+        self._training: Training | None = None
+        if self._cpu is not None:
+            self._cpu.start()
+        try:
+            self._build()
+        except BaseException:
+            # Leave the process as it was, so that it can open another trainer.
+            self.close()
+            raise
+
+    def _build(self) -> None:
+        layout, shape = self._layout, self._numerics.shape
+        mpu.initialize_model_parallel(
+            tensor_model_parallel_size=layout.tp,
+            pipeline_model_parallel_size=layout.pp,
+            context_parallel_size=layout.cp,
+            create_gloo_process_groups=False,
+        )
+        self._ranks = Ranks.current()
+        self._config = make_config(self._numerics, layout, self._dtype, self._recompute)
+        self._model = build_model(
+            self._config, pre_process=self._ranks.is_first_stage, post_process=self._ranks.is_last_stage
+        )
+        load_hf_weights(self._model, self._model_dir, shape, self._ranks.tp, layout.tp)
+        if self._optimizer is not None:
+            self._training = Training(self._model, self._config, self._dtype, self._optimizer)
+
+    @property
+    def model(self) -> Any:
+        """The bare model of this rank's stage."""
+        return self._model
+
+    def score(
+        self, sequences: SequenceOf[Sequence], temperature: float, micro_batch_tokens: int | None = None
+    ) -> list[list[float]]:
+        """Log-probs of every response token at ``temperature`` (0 is greedy, scored at 1), on every rank.
+
+        The values are fp32, carried as Python floats, from the forward pass that gradients flow through.
+        ``micro_batch_tokens`` bounds a micro-batch; it changes no bit.
+
+        Raises:
+            Refusal: for a sequence that cannot be scored or a temperature that is negative or not finite.
+        """
+        shape = self._numerics.shape
+        check_sequences(sequences, shape.vocab_size, shape.max_position_embeddings)
+        return score(self._model, self._config, self._layout, self._ranks, sequences, temperature, micro_batch_tokens)
+
+    def train_step(
+        self,
+        sequences: SequenceOf[Sequence],
+        temperature: float,
+        weights: LossWeights | None = None,
+        micro_batch_tokens: int | None = None,
+        *,
+        update: bool = True,
+    ) -> StepResult:
+        """One forward-backward pass over ``sequences`` and, unless ``update`` is false, one optimiser step.
+
+        The loss is ``sum over response tokens of -weight * logprob``, divided by the number of response tokens of all
+        ranks. ``weights`` gives each token its weight (an advantage); none is 1 everywhere, the negative log-likelihood.
+
+        Raises:
+            Refusal: as :meth:`score`, or when the trainer was built without an optimiser.
+        """
+        if self._training is None:
+            raise LayoutRefused("train_step: the trainer was built without optimizer=; give OptimizerSettings to train")
+        shape = self._numerics.shape
+        check_sequences(sequences, shape.vocab_size, shape.max_position_embeddings)
+        return self._training.step(
+            self._layout, self._ranks, sequences, temperature, weights, micro_batch_tokens, update=update
+        )
+
+    def save(self, folder: str | Path) -> None:
+        """Writes the current weights as a Hugging Face folder, with the config and tokenizer of the one loaded."""
+        save_hf_weights(
+            self._model,
+            folder,
+            self._numerics.shape,
+            tp_group=mpu.get_tensor_model_parallel_group(),
+            pp_rank=self._ranks.pp,
+            pp_size=self._layout.pp,
+            is_writer=self._ranks.tp == self._ranks.cp == self._ranks.dp == 0,
+            source=self._model_dir,
+        )
+
+    def receipts(self) -> list[Receipt]:
+        """The receipts of all ranks, read back from live objects now, on every rank."""
+        hooks = self._cpu.hooks() if self._cpu is not None else ()
+        return gather_receipts(
+            self._model, self._numerics, self._layout, self._ranks, self._dtype, hooks, self._weight_version
+        )
+
+    def close(self) -> None:
+        """Destroys Megatron's parallel state and takes the CPU support out; ``torch.distributed`` stays as it was."""
+        self._training = None
+        self._model = None
+        mpu.destroy_model_parallel()
+        if self._cpu is not None:
+            self._cpu.stop()
+            self._cpu = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

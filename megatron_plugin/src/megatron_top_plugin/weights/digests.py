@@ -1,0 +1,68 @@
+"""Content digests of a trainer's weights, each rank hashing what it holds."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from .._contract.schema.errors import DigestMismatch
+from .._contract.schema.profile import ModelShape
+from .._contract.schema.weights import combine_part_digests, hf_weight_names, weight_parts
+from .mapping import from_megatron, local_parameters
+
+#: (Hugging Face name, index of the part) -> SHA-256.
+PartDigests = dict[tuple[str, int], str]
+
+
+def _sha256(tensor: Tensor) -> str:
+    data = tensor.detach().cpu().contiguous().view(torch.uint8) if tensor.numel() else tensor.new_empty(0, dtype=torch.uint8)
+    return hashlib.sha256(data.cpu().numpy().tobytes()).hexdigest()
+
+
+def part_digests(model: Any, shape: ModelShape, tp_rank: int, tp_size: int) -> list[PartDigests]:
+    """The digests of every part that this rank holds, one dict a parameter (a tied copy is a parameter of its own)."""
+    found = []
+    for parameter in local_parameters(model, shape, tp_rank, tp_size):
+        digests: PartDigests = {}
+        for piece, part in zip(from_megatron(parameter.tensor, parameter.layout, shape), parameter.parts, strict=True):
+            cut = weight_parts(part.name, shape)
+            for index in cut.owned(tp_rank, tp_size):
+                start, stop = cut.bounds[index]
+                if part.axis is None:
+                    rows = piece
+                else:
+                    rows = piece.narrow(part.axis, max(0, min(start, stop) - part.start) if stop > start else 0, stop - start)
+                digests[part.name, index] = _sha256(rows)
+        found.append(digests)
+    return found
+
+
+def gathered_digests(model: Any, shape: ModelShape, tp_rank: int, tp_size: int) -> dict[str, str]:
+    """Hugging Face name to content digest of the whole model, the same on every rank and for every TP and PP.
+
+    Every rank's parts are gathered over the world, and parts that several ranks hold (data-parallel replicas, norms under
+    tensor parallelism, the tied embedding on two stages) are compared.
+
+    Raises:
+        DigestMismatch: naming a tensor whose copies differ, or that no rank holds.
+    """
+    mine = part_digests(model, shape, tp_rank, tp_size)
+    everyone: list[list[PartDigests] | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, mine)
+    merged: PartDigests = {}
+    for rank, held in enumerate(everyone):
+        for digests in held or []:
+            for (name, index), digest in digests.items():
+                if merged.setdefault((name, index), digest) != digest:
+                    raise DigestMismatch(f"weights of rank {rank}: its copy of {name}, part {index}, differs from another rank's")
+    whole = {}
+    for name in hf_weight_names(shape):
+        parts = [merged.get((name, index)) for index in range(weight_parts(name, shape).parts)]
+        if None in parts:
+            raise DigestMismatch(f"weights: no rank holds part {parts.index(None)} of {name}")
+        whole[name] = combine_part_digests([part for part in parts if part is not None])
+    return whole

@@ -1,0 +1,88 @@
+"""Processes that import Megatron once and then run jobs in worlds of one to four ranks over gloo."""
+
+from __future__ import annotations
+
+import importlib
+import multiprocessing as mp
+import os
+import tempfile
+import traceback
+from datetime import timedelta
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+JOBS = "tests.megatron.jobs"
+
+
+def _serve(connection: Connection) -> None:
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    jobs = importlib.import_module(JOBS)
+    connection.send("ready")
+    while (task := connection.recv()) is not None:
+        name, rank, world_size, store, arguments = task
+        try:
+            dist.init_process_group(
+                "gloo", init_method=f"file://{store}", rank=rank, world_size=world_size, timeout=timedelta(seconds=120)
+            )
+            connection.send(("value", getattr(jobs, name)(*arguments)))
+            dist.destroy_process_group()
+        except BaseException:
+            # The parent raises it and starts new processes: the others may be waiting in a collective.
+            connection.send(("error", traceback.format_exc()))
+
+
+class RankPool:
+    """Runs a job of ``tests.megatron.jobs`` on ranks ``0 .. world_size - 1`` and returns their values in rank order."""
+
+    def __init__(self, size: int = 4) -> None:
+        self._size = size
+        self._ranks: list[tuple[mp.process.BaseProcess, Connection]] = []
+
+    def _start(self) -> None:
+        context = mp.get_context("spawn")
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+        os.environ.setdefault("NUMBA_NUM_THREADS", "1")
+        for _ in range(self._size):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(theirs,), daemon=True)
+            process.start()
+            theirs.close()
+            self._ranks.append((process, ours))
+        for _, connection in self._ranks:
+            connection.recv()
+
+    def run(self, job: str, world_size: int, *arguments: Any) -> list[Any]:
+        if not self._ranks:
+            self._start()
+        with tempfile.TemporaryDirectory() as folder:
+            store = str(Path(folder) / "store")
+            waiting = {}
+            for rank in range(world_size):
+                connection = self._ranks[rank][1]
+                connection.send((job, rank, world_size, store, arguments))
+                waiting[connection] = rank
+            values: list[Any] = [None] * world_size
+            while waiting:
+                ready = wait(list(waiting), timeout=300)
+                if not ready:
+                    self.close()
+                    raise TimeoutError(f"job {job}: ranks {sorted(waiting.values())} gave no answer in 300 s")
+                for connection in ready:
+                    rank = waiting.pop(connection)  # type: ignore[call-overload]
+                    kind, value = connection.recv()  # type: ignore[union-attr]
+                    if kind == "error":
+                        self.close()
+                        raise RuntimeError(f"job {job}, rank {rank}:\n{value}")
+                    values[rank] = value
+        return values
+
+    def close(self) -> None:
+        for process, connection in self._ranks:
+            connection.close()
+            process.terminate()
+            process.join()
+        self._ranks = []
