@@ -1,0 +1,53 @@
+# make verify: both real engines on this machine's CPU, 18 layouts, with the control.   make test: the tests.
+# Both set .venv up first (requirements/setup.sh), which is skipped when it is already done.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+BIN := .venv/bin
+REPORT ?= build/verify.json
+# Fast tests first; the parity tests start both engines.
+TESTS ?= tests/contract tests/kernels tests/launcher tests/megatron tests/sglang tests/parity
+PYTEST_ARGS ?=
+export PYTHON
+
+.PHONY: help setup verify verify-full test lint types vendor vendor-check lock
+
+help:
+	@echo "make verify       sample on SGLang, score on Megatron in 18 layouts, compare every bit, show the control"
+	@echo "make verify-full  the same on four models and with rollout TP 4"
+	@echo "make test         lint, types, vendored copies, then all tests"
+	@echo "make setup        only make .venv (about 9 GB, about 8 minutes; skipped when done)"
+	@echo "make vendor       write the vendored copies of contract_schema into the three packages"
+	@echo "make lock         resolve requirements/*.in again"
+
+setup:
+	@requirements/setup.sh
+
+verify: setup
+	@mkdir -p $(dir $(REPORT))
+	$(BIN)/miles-top verify --model tiny --matrix small --json $(REPORT)
+
+verify-full: setup
+	@mkdir -p $(dir $(REPORT))
+	$(BIN)/miles-top verify --model tiny --matrix full --json $(REPORT)
+
+lint: setup
+	$(BIN)/ruff check .
+
+types: setup
+	$(BIN)/mypy
+
+vendor: setup
+	$(BIN)/python contract_schema/vendor.py write
+
+vendor-check: setup
+	$(BIN)/python contract_schema/vendor.py check
+
+# A test that hangs fails by itself after 15 minutes. One thread a process: the tests start several at once.
+test: lint types vendor-check
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --timeout=900 --durations=15 $(PYTEST_ARGS) $(TESTS)
+
+lock: setup
+	$(BIN)/uv pip compile --python-version 3.12 --python-platform x86_64-manylinux_2_34 --generate-hashes --no-annotate \
+	  --custom-compile-command "make lock" -o requirements/cpu-0.5.17.lock requirements/engines.in requirements/dev.in
