@@ -7,6 +7,7 @@ from pathlib import Path
 from miles_top_launcher._contract.schema.compare import LogprobComparison, compare_logprobs
 from miles_top_launcher._contract.schema.layout import Layout, RolloutLayout, TrainLayout
 from miles_top_launcher._contract.schema.receipt import HookReceipt, Receipt
+from miles_top_launcher._contract.schema.weights import weights_digest
 from miles_top_launcher.plan import VerifyRequest
 from miles_top_launcher.report import CONTROL_SIDES, Cell, Control, Report
 
@@ -56,7 +57,11 @@ def controls(differ: int = 3) -> tuple[Control, ...]:
     )
 
 
-def receipt(engine: str = "sglang", rank: int = 0) -> Receipt:
+def receipt(engine: str = "sglang", weights: dict[str, str] | None = None) -> Receipt:
+    """A receipt of a one-process engine that passes the handshake with the other engine's."""
+    weights = weights or {"model.norm.weight": "w" * 64}
+    package = {"sglang": "sglang", "megatron": "megatron-core"}[engine]
+    sizes = {"tp": 1} if engine == "sglang" else {"tp": 1, "pp": 1, "cp": 1, "dp": 1}
     return Receipt(
         engine=engine,  # type: ignore[arg-type]
         contract="qwen3_dense_true_on_policy_v1",
@@ -65,18 +70,18 @@ def receipt(engine: str = "sglang", rank: int = 0) -> Receipt:
         contract_digest="c" * 64,
         kernel_set="cpu",
         dtype="bfloat16",
-        versions={"torch": "2.11.0", engine: "1"},
+        versions={"torch": "2.11.0", package: "1"},
         device="cpu",
-        rank=rank,
+        rank=0,
         world_size=1,
-        layout={"tp": 1},
+        layout=sizes,
         classes={"linear": "a.B"},
         layers={"a.B": 2},
         hooks=(HookReceipt(target="x.y", reason="z", in_place=True),),
         compiled_kernels={"linear": "h"},
         rope_digest="r" * 64,
-        weights={"model.norm.weight": "w"},
-        weights_digest="w" * 64,
+        weights=weights,
+        weights_digest=weights_digest(weights),
         weight_version="0",
     )
 

@@ -1,4 +1,4 @@
-"""Receipts as they arrive from an engine's processes."""
+"""Receipts as they arrive from an engine's processes, and the handshake that they must pass."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from ._contract.schema.errors import ReceiptMismatch
-from ._contract.schema.receipt import Receipt
+from ._contract.schema.layout import Layout
+from ._contract.schema.receipt import Receipt, compare_receipts
 from .problems import one_line
 
 
@@ -26,3 +27,28 @@ def read_receipts(name: str, shown: Sequence[Any]) -> tuple[Receipt, ...]:
         return tuple(Receipt.model_validate_json(json.dumps(receipt)) for receipt in shown)
     except ValidationError as error:
         raise ReceiptMismatch(f"{name} shows a receipt that can't be read: {one_line(error)}") from None
+
+
+def check_handshake(rollout: Sequence[Receipt], train: Sequence[Receipt], layout: Layout, schema_digest: str) -> None:
+    """Refuse to compare engines that do not run the same thing: any difference of their receipts but the weights'.
+
+    `schema_digest` is that of the launcher's own copy, with which it judges. Weights that differ are left to the
+    comparison, which then shows what they do to the log-probs.
+
+    Raises ReceiptMismatch with the first difference and the number of the others.
+    """
+    receipts = [*rollout, *train]
+    lists = [receipt for receipt in receipts if receipt.weights is not None]
+    if lists:
+        same = {"weights": lists[0].weights, "weights_digest": lists[0].weights_digest}
+        rollout = [receipt.model_copy(update=same) for receipt in rollout]
+        train = [receipt.model_copy(update=same) for receipt in train]
+    found = list(compare_receipts(rollout, train, layout))
+    found += [
+        f"schema_digest: {one.engine} rank {one.rank} has {one.schema_digest}, the launcher has {schema_digest}"
+        for one in receipts
+        if one.schema_digest != schema_digest
+    ]
+    if found:
+        more = f" (and {len(found) - 1} more differences)" if len(found) > 1 else ""
+        raise ReceiptMismatch(f"the engines' receipts differ: {found[0]}{more}")

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from ._contract.schema.compare import compare_logprobs
 from ._contract.schema.digest import check_vendored, logprob_digest, schema_digest, tokens_digest
-from ._contract.schema.errors import DigestMismatch
 from ._contract.schema.layout import Layout
 from ._contract.schema.receipt import Receipt, compare_receipts
 from .control.rollout import StockRolloutEngine
@@ -20,6 +19,7 @@ from .control.trainer import StockTrainer
 from .matrix import train_name
 from .model_folder import ModelFolder
 from .plan import LaunchPlan
+from .receipts import check_handshake
 from .report import Cell, Control, Report, Side, judge
 from .rollout import Rollout, RolloutEngine
 from .samples import Samples
@@ -54,7 +54,6 @@ def run(plan: LaunchPlan, model_name: str, workspace: Path, say: Say) -> Report:
     _sample(plan, workspace, say, found)
     _score(plan, workspace, say, found)
     _score_stock(plan, workspace, say, found)
-    _check_own_schema(plan, found)
     return Report(
         model=model_name,
         contract=plan.contract.name,
@@ -85,6 +84,7 @@ def _sample(plan: LaunchPlan, workspace: Path, say: Say, found: _Found) -> None:
 
 
 def _score(plan: LaunchPlan, workspace: Path, say: Say, found: _Found) -> None:
+    own_schema = schema_digest(plan.contract)
     say(f"trainer: starting {plan.trainer_ranks} ranks of megatron-core")
     with TrainerPool(plan, plan.trainer_ranks, workspace) as pool:
         pool.start()
@@ -97,6 +97,7 @@ def _score(plan: LaunchPlan, workspace: Path, say: Say, found: _Found) -> None:
                 layouts = [layout for layout in plan.layouts if layout.train == train]
                 for layout in layouts:
                     rollout = found.rollouts[model.name, layout.rollout.tp]
+                    check_handshake(rollout.receipts, receipts, layout, own_schema)
                     scored = pool.score(plan.prompts, rollout.samples.responses)
                     differences = compare_receipts(rollout.receipts, receipts, layout)
                     found.cells.append(_cell(model, layout, rollout, scored, differences, build_seconds / len(layouts)))
@@ -122,21 +123,6 @@ def _score_stock(plan: LaunchPlan, workspace: Path, say: Say, found: _Found) -> 
             for side, samples in sides:
                 scored = trainer.score(plan.prompts, samples.responses)
                 found.controls.append(_control(model, side, "stock", samples, scored))
-
-
-def _check_own_schema(plan: LaunchPlan, found: _Found) -> None:
-    """The launcher's own copy of the schema judged the receipts, so it must be the engines' copy."""
-    own = schema_digest(plan.contract)
-    receipts = [
-        *found.train_receipts,
-        *(receipt for rollout in found.rollouts.values() for receipt in rollout.receipts),
-    ]
-    for receipt in receipts:
-        if receipt.schema_digest != own:
-            raise DigestMismatch(
-                f"{receipt.engine} rank {receipt.rank} has schema {receipt.schema_digest}, the launcher has {own}; "
-                "install the three packages of one version"
-            )
 
 
 def _cell(
