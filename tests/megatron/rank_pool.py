@@ -23,12 +23,12 @@ def _serve(connection: Connection) -> None:
     jobs = importlib.import_module(JOBS)
     connection.send("ready")
     while (task := connection.recv()) is not None:
-        name, rank, world_size, store, arguments = task
+        name, rank, world_size, store, arguments, options = task
         try:
             dist.init_process_group(
                 "gloo", init_method=f"file://{store}", rank=rank, world_size=world_size, timeout=timedelta(seconds=120)
             )
-            connection.send(("value", getattr(jobs, name)(*arguments)))
+            connection.send(("value", getattr(jobs, name)(*arguments, **options)))
             dist.destroy_process_group()
         except BaseException:
             # The parent raises it and starts new processes: the others may be waiting in a collective.
@@ -55,7 +55,7 @@ class RankPool:
         for _, connection in self._ranks:
             connection.recv()
 
-    def run(self, job: str, world_size: int, *arguments: Any) -> list[Any]:
+    def run(self, job: str, world_size: int, *arguments: Any, **options: Any) -> list[Any]:
         if not self._ranks:
             self._start()
         with tempfile.TemporaryDirectory() as folder:
@@ -63,7 +63,7 @@ class RankPool:
             waiting = {}
             for rank in range(world_size):
                 connection = self._ranks[rank][1]
-                connection.send((job, rank, world_size, store, arguments))
+                connection.send((job, rank, world_size, store, arguments, options))
                 waiting[connection] = rank
             values: list[Any] = [None] * world_size
             while waiting:

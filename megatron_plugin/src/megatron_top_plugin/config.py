@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from importlib.metadata import version
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from megatron.core.transformer.transformer_config import TransformerConfig
+from torch.nn import functional
 
 from ._contract.schema.errors import OptionRefused
 from ._contract.schema.layout import TrainLayout
+from ._contract.schema.options import check_options
 from ._contract.schema.render import render_megatron
 from .numerics import Numerics, numerics_of
 
@@ -57,7 +59,7 @@ def contract_settings(numerics: Numerics, layout: TrainLayout, dtype: torch.dtyp
     settings = render_megatron(numerics.contract, numerics.shape, layout, dtype, numerics.device)
     for name in ("params_dtype", "pipeline_dtype"):
         settings[name] = getattr(torch, settings[name])
-    settings["activation_func"] = getattr(F, settings["activation_func"])
+    settings["activation_func"] = getattr(functional, settings["activation_func"])
     return settings
 
 
@@ -93,14 +95,27 @@ def make_config(
 def check_config(config: Any) -> None:
     """Refuse a config in which the contract would not hold, in one line.
 
+    Every field that differs from a stock config of the same model and layout must be classed harmless by the contract.
+
     Raises:
         OptionRefused: naming the option, its value and what is allowed.
+        VersionRefused: for a megatron-core whose options nobody has classed.
     """
-    numerics_of(config)
-    if config.pipeline_dtype not in (torch.float32, None) or (
-        config.pipeline_dtype is None and config.pipeline_model_parallel_size > 1
-    ):
-        raise OptionRefused(
-            f"megatron option pipeline_dtype={config.pipeline_dtype}; the residual sum travels between stages unrounded; "
-            "set torch.float32"
-        )
+    numerics = numerics_of(config)
+    layout = TrainLayout(
+        tp=config.tensor_model_parallel_size,
+        pp=config.pipeline_model_parallel_size,
+        cp=config.context_parallel_size,
+        cp_layout=numerics.cp_layout,
+    )
+    settings = contract_settings(numerics, layout, config.params_dtype)
+    # Megatron derives fields from others, so the defaults to compare with are those of a config it has completed.
+    stock = TransformerConfig(**settings)
+    names = [field.name for field in fields(TransformerConfig)]
+    check_options(
+        "megatron.transformer_config",
+        version("megatron-core"),
+        values={name: getattr(config, name) for name in names},
+        defaults={name: getattr(stock, name) for name in names},
+        contract_values=settings,
+    )

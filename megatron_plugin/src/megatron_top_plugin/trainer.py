@@ -12,10 +12,12 @@ import torch.distributed as dist
 from megatron.core import parallel_state as mpu
 
 from ._contract.schema.contract import TrueOnPolicyContract
+from ._contract.schema.digest import check_vendored
 from ._contract.schema.errors import LayoutRefused
 from ._contract.schema.layout import Layout, TrainLayout, check_layout
-from ._contract.schema.profile import check_kernel_set, read_shape
+from ._contract.schema.profile import ModelShape, check_kernel_set, read_shape
 from ._contract.schema.receipt import Receipt
+from ._contract.schema.versions import check_versions, installed_versions
 from .config import Recompute, make_config
 from .cpu_support import CpuSupport
 from .model import build_model
@@ -56,6 +58,9 @@ class Trainer:
         Raises:
             Refusal: for a model, layout or option that the contract does not cover, before anything is built.
         """
+        check_vendored()
+        kernel_set = contract.kernel_set_for(device)
+        check_versions(contract, installed_versions("megatron", kernel_set))
         shape = read_shape(model_dir, contract)
         check_layout(Layout(train=layout), shape, contract)
         if dist.get_world_size() != layout.world_size:
@@ -63,7 +68,6 @@ class Trainer:
                 f"layout tp={layout.tp} pp={layout.pp} cp={layout.cp} dp={layout.dp} needs {layout.world_size} processes, "
                 f"torch.distributed has {dist.get_world_size()}; start as many as the layout has ranks"
             )
-        kernel_set = contract.kernel_set_for(device)
         check_kernel_set(shape, contract, kernel_set)
         self._model_dir = Path(model_dir)
         self._layout = layout
@@ -105,6 +109,11 @@ class Trainer:
         """The bare model of this rank's stage."""
         return self._model
 
+    @property
+    def shape(self) -> ModelShape:
+        """Sizes of the model, from its ``config.json``."""
+        return self._numerics.shape
+
     def score(
         self, sequences: SequenceOf[Sequence], temperature: float, micro_batch_tokens: int | None = None
     ) -> list[list[float]]:
@@ -133,6 +142,7 @@ class Trainer:
 
         The loss is ``sum over response tokens of -weight * logprob``, divided by the number of response tokens of all
         ranks. ``weights`` gives each token its weight (an advantage); none is 1 everywhere, the negative log-likelihood.
+        Without an update, each parameter's ``main_grad`` (fp32) holds the finished gradient.
 
         Raises:
             Refusal: as :meth:`score`, or when the trainer was built without an optimiser.

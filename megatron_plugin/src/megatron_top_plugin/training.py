@@ -78,6 +78,7 @@ class Training:
                 use_distributed_optimizer=settings.use_distributed_optimizer,
             ),
             [self._ddp],
+            use_gloo_process_groups=False,
         )
         config.finalize_model_grads_func = finalize_model_grads
         config.grad_scale_func = self._optimizer.scale_loss
@@ -114,6 +115,8 @@ class Training:
             seq_length=1,
             micro_batch_size=1,
             forward_only=False,
+            # Without an update the gradients are the result, whole on every data-parallel rank.
+            force_all_reduce=not update,
         )
         count = sum(len(sequence.response) for sequence in sequences)
         total = torch.zeros((), dtype=torch.float64)

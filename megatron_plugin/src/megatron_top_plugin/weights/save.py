@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,23 @@ from .mapping import Part, from_megatron, local_parameters
 _COMPANIONS = ("config.json", "generation_config.json", "tokenizer*", "special_tokens_map.json", "vocab.json", "merges.txt")
 
 
+def whole_tensors(
+    model: Any, shape: ModelShape, tp_group: Any, value: Callable[[Tensor], Tensor] = lambda parameter: parameter
+) -> Iterator[tuple[str, Tensor, bool]]:
+    """This stage's tensors as Hugging Face stores them: (name, CPU tensor, whether it is the tied copy of the embedding).
+
+    Gathered over the tensor-parallel group and trimmed to the real vocabulary; every rank of the group gets them.
+    ``value`` picks what to gather for a parameter: itself, or something of its shape such as its gradient.
+    """
+    for parameter in local_parameters(model, shape, tp_group.rank(), tp_group.size()):
+        tied_copy = parameter.name == "output_layer.weight" and shape.tie_word_embeddings
+        pieces = from_megatron(value(parameter.tensor).detach(), parameter.layout, shape)
+        for piece, part in zip(pieces, parameter.parts, strict=True):
+            yield part.name, _whole(piece, part, shape, tp_group), tied_copy
+
+
 def _whole(piece: Tensor, part: Part, shape: ModelShape, tp_group: Any) -> Tensor:
-    """The tensor as Hugging Face stores it, gathered over the tensor-parallel group and trimmed to the real vocabulary."""
-    piece = piece.detach().contiguous()
+    piece = piece.contiguous()
     if part.axis is None:
         return piece.cpu().clone()
     if tp_group.size() > 1:
@@ -50,13 +65,11 @@ def save_hf_weights(
     """
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
-    tensors: dict[str, Tensor] = {}
-    for parameter in local_parameters(model, shape, tp_group.rank(), tp_group.size()):
-        tied_copy = parameter.name == "output_layer.weight" and shape.tie_word_embeddings
-        for piece, part in zip(from_megatron(parameter.tensor, parameter.layout, shape), parameter.parts, strict=True):
-            whole = _whole(piece, part, shape, tp_group)
-            if is_writer and not tied_copy:
-                tensors[part.name] = whole
+    tensors = {
+        name: whole
+        for name, whole, tied_copy in whole_tensors(model, shape, tp_group)
+        if is_writer and not tied_copy
+    }
     file = "model.safetensors" if pp_size == 1 else f"model-{pp_rank + 1:05d}-of-{pp_size:05d}.safetensors"
     if is_writer:
         save_file(tensors, target / file, metadata={"format": "pt"})
