@@ -1,0 +1,117 @@
+"""Layout rules: each has a name and says the numbers; what passes can be cut."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from contract_schema.schema.errors import LayoutRefused
+from contract_schema.schema.layout import TrainLayout, check_layout, check_padded_length
+from contract_schema.schema.weights import hf_weight_names, weight_parts
+from tests.contract.examples import contract, layout, shape
+
+SIZES = st.integers(-1, 12) | st.sampled_from([1, 2, 4, 8])
+PINNED = contract()
+
+
+@pytest.mark.parametrize(
+    "good",
+    [
+        layout(),
+        layout(2, tp=2, pp=2),
+        layout(8, tp=8),
+        layout(4, tp=2, cp=4, pp=4, dp=3),
+        layout(1, cp=8, cp_layout="contiguous"),
+    ],
+)
+def test_layouts_that_work(good: object) -> None:
+    check_layout(good, shape(), contract())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (layout(0), "layout rule size_positive: rollout tp=0; use 1 or more"),
+        (layout(tp=-2), "layout rule size_positive: train tp=-2;"),
+        (layout(pp=0), "layout rule size_positive: pp=0;"),
+        (layout(cp=0), "layout rule size_positive: cp=0;"),
+        (layout(dp=0), "layout rule size_positive: dp=0;"),
+        (
+            layout(3),
+            "layout rule tp_divides_segments: rollout tp=3 does not divide the contract's 8 row-parallel segments; "
+            "use 1, 2, 4, 8",
+        ),
+        (layout(tp=16), "layout rule tp_divides_segments: train tp=16"),
+        (
+            layout(tp=4, cp=4),
+            "layout rule tp_times_cp_divides_kv_heads: tp=4 x cp=4 = 16 does not divide num_key_value_",
+        ),
+        (layout(cp=3), "layout rule tp_times_cp_divides_kv_heads: tp=1 x cp=3 = 3"),
+        (layout(pp=5), "layout rule pp_within_layers: pp=5 is more than num_hidden_layers=4; use at most 4"),
+        (layout(pp=3), "layout rule pp_divides_layers: pp=3 does not divide num_hidden_layers=4; use a divisor of 4"),
+    ],
+)
+def test_each_rule_names_itself_and_the_numbers(bad: object, message: str) -> None:
+    with pytest.raises(LayoutRefused) as error:
+        check_layout(bad, shape(), contract())  # type: ignore[arg-type]
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_kv_heads_bound_the_rollout_too() -> None:
+    with pytest.raises(LayoutRefused, match="rollout_tp_divides_kv_heads: rollout tp=4 does not divide num_key_value"):
+        check_layout(layout(4), shape(num_key_value_heads=2), contract())
+
+
+@settings(max_examples=300, deadline=None)
+@given(SIZES, SIZES, SIZES, SIZES, SIZES)
+def test_a_layout_that_passes_cuts_everything_evenly(rollout: int, tp: int, pp: int, cp: int, dp: int) -> None:
+    model = shape(num_hidden_layers=12)
+    try:
+        check_layout(layout(rollout, tp=tp, pp=pp, cp=cp, dp=dp), model, PINNED)
+    except LayoutRefused:
+        return
+    assert model.num_key_value_heads % (tp * cp) == 0
+    assert model.num_attention_heads % (tp * cp) == 0
+    assert model.padded_vocab_size % tp == 0
+    assert model.num_hidden_layers % pp == 0
+    for size in (rollout, tp):
+        for name in hf_weight_names(shape(num_hidden_layers=1)):
+            parts = weight_parts(name, model)
+            owned = [index for rank in range(size) for index in parts.owned(rank, size)]
+            assert owned == list(range(parts.parts)) * (size if parts.axis is None else 1)
+
+
+@pytest.mark.parametrize(
+    ("train", "multiple"),
+    [
+        (TrainLayout(), 1),
+        (TrainLayout(cp=2), 4),
+        (TrainLayout(cp=4), 8),
+        (TrainLayout(cp=4, cp_layout="contiguous"), 4),
+        (TrainLayout(cp=1, tp=2, cp_layout="contiguous"), 1),
+    ],
+)
+def test_context_parallel_lengths(train: TrainLayout, multiple: int) -> None:
+    assert train.sequence_multiple == multiple
+    check_padded_length(multiple * 3, train)
+    with pytest.raises(LayoutRefused, match=f"padded length 0 is no positive multiple of {multiple}"):
+        check_padded_length(0, train)
+
+
+def test_a_length_that_zigzag_cannot_cut_is_refused() -> None:
+    with pytest.raises(LayoutRefused, match="length 6 is no positive multiple of 4, which cp=2 with cp_layout=zigzag"):
+        check_padded_length(6, TrainLayout(cp=2))
+
+
+def test_world_sizes() -> None:
+    assert layout(4, tp=2, pp=2, cp=2, dp=3).train.world_size == 24
+    assert layout(4).rollout.world_size == 4
+
+
+@pytest.mark.parametrize("field", ["tp", "cp_layout", "unknown"])
+def test_a_layout_takes_no_other_type_or_name(field: str) -> None:
+    with pytest.raises(ValidationError):
+        TrainLayout(**{field: "2"})
