@@ -23,6 +23,8 @@ TINY = "tiny"
 DEVICE = "cpu"
 DEFAULT_PROMPTS = 34
 MAX_SEED = 2**31 - 1
+# Both engines load the same folder once, so a run knows one version of the weights.
+WEIGHT_VERSION = "0"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

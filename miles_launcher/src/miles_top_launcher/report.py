@@ -177,15 +177,18 @@ def write_json(report: Report, path: Path) -> None:
 
 
 def as_json(report: Report) -> dict[str, Any]:
-    """The report as JSON values; a mean or maximum that is not finite is null."""
+    """The report as JSON values; a mean or maximum that is not finite is null.
+
+    The digests are those of the first receipt: the handshake let none through that has others.
+    """
     receipts = report.rollout_receipts + report.train_receipts
     return {
         "model": report.model,
         "contract": report.contract,
         "digests": {
-            "schema": sorted({receipt.schema_digest for receipt in receipts}),
-            "kernels": sorted({receipt.kernels_digest for receipt in receipts}),
-            "contract": sorted({receipt.contract_digest for receipt in receipts}),
+            "schema": receipts[0].schema_digest,
+            "kernels": receipts[0].kernels_digest,
+            "contract": receipts[0].contract_digest,
         },
         "kernel_set": report.kernel_set,
         "device": report.device,

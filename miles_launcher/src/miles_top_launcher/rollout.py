@@ -12,7 +12,7 @@ from ._contract.schema.receipt import Receipt
 from ._contract.schema.render import render_sglang
 from .environment import engine_environment
 from .model_folder import ModelFolder
-from .plan import LaunchPlan
+from .plan import WEIGHT_VERSION, LaunchPlan
 from .processes import Worker
 from .receipts import read_receipts
 from .samples import Samples, read_samples
@@ -89,6 +89,7 @@ def engine_settings(plan: LaunchPlan, model: ModelFolder, tp: int) -> dict[str, 
     return {
         **run_settings(plan, model, tp),
         **render_sglang(plan.contract, plan.device, plan.dtype),
+        "weight_version": WEIGHT_VERSION,
         "true_on_policy_contract": plan.contract.name,
     }
 

@@ -14,7 +14,7 @@ from ._contract.schema.receipt import Receipt
 from .environment import engine_environment
 from .matrix import train_name
 from .model_folder import ModelFolder
-from .plan import LaunchPlan
+from .plan import WEIGHT_VERSION, LaunchPlan
 from .problems import WorkerFailed
 from .processes import Worker, request_all, stop_all
 from .receipts import read_receipts
@@ -75,6 +75,7 @@ class TrainerPool:
             "contract": self._plan.contract.canonical_json().decode("ascii"),
             "layout": train.model_dump(mode="json"),
             "dtype": self._plan.dtype,
+            "weight_version": WEIGHT_VERSION,
             "rendezvous": str(self._folder / f"rendezvous-{self._builds}"),
             "world_size": train.world_size,
         }

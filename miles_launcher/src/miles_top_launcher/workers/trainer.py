@@ -45,6 +45,7 @@ class TrainerHost:
             TrueOnPolicyContract.from_json(command["contract"]),
             TrainLayout(**command["layout"]),
             getattr(torch, command["dtype"]),
+            weight_version=command["weight_version"],
         )
         return {"receipts": [receipt.model_dump(mode="json") for receipt in self._trainer.receipts()]}
 
