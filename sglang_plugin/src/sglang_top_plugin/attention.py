@@ -41,9 +41,7 @@ class ContractAttentionBackend(TorchNativeAttnBackend):
         slots = self.req_to_token_pool.req_to_token
         rows = [
             slots[request, :length]
-            for request, length in zip(
-                forward_batch.req_pool_indices.tolist(), lengths_k.tolist(), strict=True
-            )
+            for request, length in zip(forward_batch.req_pool_indices.tolist(), lengths_k.tolist(), strict=True)
         ]
         self.paged = _Paged(
             kv_indices=torch.cat(rows).to(torch.int64) if rows else slots.new_empty(0, dtype=torch.int64),

@@ -88,10 +88,13 @@ FLAG_HOOKS = (
         f"{_SERVER_ARGS}.__init__",
         _construct,
         HookType.AROUND,
-        "takes the contract's name off the arguments and sets what the contract decides; a dataclass has no field registry",
+        "takes the contract's name off the arguments and sets what it decides; a dataclass has no field registry",
     ),
     hooks.Hook(
-        f"{_SERVER_ARGS}.add_cli_args", _add_cli_args, HookType.AROUND, "adds the flag; the parser has no extension point"
+        f"{_SERVER_ARGS}.add_cli_args",
+        _add_cli_args,
+        HookType.AROUND,
+        "adds the flag; the parser has no extension point",
     ),
     hooks.Hook(
         f"{_SERVER_ARGS}.from_cli_args",

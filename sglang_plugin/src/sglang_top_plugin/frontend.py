@@ -109,7 +109,7 @@ FRONTEND_HOOKS = (
         f"{_MANAGER}._create_tokenized_object",
         _tokenize,
         HookType.AROUND,
-        "checks a request where an error still reaches its sender, and gives it a seed; the class has no validation hook",
+        "checks a request where an error still reaches its sender, and gives it a seed; there is no validation hook",
     ),
     Hook(
         f"{_MANAGER}._send_one_request",

@@ -56,7 +56,7 @@ def install(hooks: Iterable[Hook]) -> None:
     for hook in hooks:
         if not hook.in_place():
             raise Refusal(
-                f"hook {hook.target}: not in place after it was applied; the engine lacks it or another plugin holds it; "
+                f"hook {hook.target}: not in place; the engine lacks it, or another plugin holds it; "
                 "install the proven sglang version, or keep other plugins out with SGLANG_PLUGINS=true_on_policy"
             )
 

@@ -15,9 +15,7 @@ def of_tokens(logits: Tensor, tokens: Tensor, temperature: Tensor) -> Tensor:
     run = active()
     shape = run.shape
     top, total = run.kernels.logprob_combine(
-        *run.kernels.logprob_segments(
-            logits, 0, shape.segments, shape.vocab_size, shape.padded_vocab_size, temperature
-        )
+        *run.kernels.logprob_segments(logits, 0, shape.segments, shape.vocab_size, shape.padded_vocab_size, temperature)
     )
     target = logits.gather(1, tokens.long().view(-1, 1))
     return run.kernels.logprob_token(run.kernels.scale_logits(target, temperature).view(-1), top, total)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from importlib.metadata import version
 from typing import Any
 
 import msgspec
@@ -11,7 +12,6 @@ from sglang.srt.sampling.sampling_params import SamplingParams
 
 from ._contract.schema.errors import OptionRefused
 from ._contract.schema.options import check_options
-from ._contract.schema.versions import installed_versions
 
 #: Fields of a generate request that would leave the contract, and why. All others change no number.
 REFUSED_FIELDS: dict[str, str] = {
@@ -52,13 +52,10 @@ def check_sampling(params: SamplingParams) -> None:
     Raises:
         OptionRefused: naming the parameter, its value and what is allowed.
     """
-    check_options(
-        "sglang.sampling_params",
-        installed_versions("sglang", "cpu")["sglang"],
-        {field: getattr(params, field) for field in params.__struct_fields__},
-        sampling_defaults(),
-        {},
-    )
+    values = {field: getattr(params, field) for field in params.__struct_fields__}
+    if values["max_new_tokens"] == 0:  # samples nothing, scores its prompt; the bound is one of responses
+        del values["max_new_tokens"]
+    check_options("sglang.sampling_params", version("sglang"), values, sampling_defaults(), {})
     seed = params.sampling_seed
     if seed is not None and not -(2**63) <= seed < 2**63:
         raise OptionRefused(f"sglang.sampling_params sampling_seed={seed}: allowed: a 64-bit signed integer")

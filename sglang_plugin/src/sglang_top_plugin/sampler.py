@@ -29,7 +29,7 @@ class ContractSampler(Sampler):
         token_ids_logprobs: list[list[int] | None],
         positions: Tensor,
     ) -> Tensor:
-        """Tokens int64 ``[B]`` of ``next_token_logits [B, V]`` fp32; with ``return_logprob`` fills the output's log-probs."""
+        """``next_token_logits [B, V]`` fp32 -> tokens int64 ``[B]``; ``return_logprob`` fills in their log-probs."""
         logits = logits_output.next_token_logits
         if sampling_info.sampling_seed is None:
             raise RuntimeError("a batch without per-request seeds reached the sampler")
@@ -52,9 +52,9 @@ class ContractSampler(Sampler):
     ) -> None:
         """Log-probs of the next position for requests that sample nothing."""
         temperature = sampling_info.temperatures.view(-1)
-        self._rows(
-            logits_output.next_token_logits, temperature, top_logprobs_nums, token_ids_logprobs
-        ).write_output_to(logits_output)
+        self._rows(logits_output.next_token_logits, temperature, top_logprobs_nums, token_ids_logprobs).write_output_to(
+            logits_output
+        )
 
     def _rows(
         self, logits: Tensor, temperature: Tensor, top_nums: list[int], token_ids: list[list[int] | None]

@@ -27,7 +27,7 @@ def _internal_state(result: Any, self: Any, recv_req: Any) -> Any:
 
 
 def _updated(result: Any, self: Any, recv_req: Any) -> Any:
-    """After any road by which weights change, on every rank: hash again what is held now, whether or not it succeeded."""
+    """After any road by which weights change, on every rank: hash what is held now, whether or not it succeeded."""
     with loud("receipt after a weight update"):
         version = getattr(recv_req, "weight_version", None) if getattr(result, "success", True) else None
         receipts.take(self.tp_worker.model_runner, SCHEDULER_HOOKS, weight_version=version)

@@ -39,13 +39,17 @@ def resolve(name: str, server_args_class: type, given: Mapping[str, Any]) -> dic
     defaults = defaults_of(server_args_class)
     unknown = sorted(set(given) - set(defaults))
     if unknown:
-        raise OptionRefused(f"sglang.server_args {unknown[0]}: no such argument; see python -m sglang.launch_server --help")
+        raise OptionRefused(
+            f"sglang.server_args {unknown[0]}: no such argument; see python -m sglang.launch_server --help"
+        )
     device = given.get("device") or ("cuda" if torch.cuda.is_available() else "cpu")
     dtype = given.get("dtype", "auto")
     wanted = render_sglang(contract, device, "bfloat16" if dtype == "auto" else dtype)
     values = defaults | dict(given)
     arguments = dict(given) | {
-        field: value for field, value in wanted.items() if values[field] == defaults[field] or field in ("device", "dtype")
+        field: value
+        for field, value in wanted.items()
+        if values[field] == defaults[field] or field in ("device", "dtype")
     }
     versions = installed_versions("sglang", contract.kernel_set_for(device))
     check_versions(contract, versions)
@@ -100,16 +104,16 @@ def model_shape(model_path: str | None, revision: str | None, contract: TrueOnPo
 
     try:
         config = hf_hub_download(model_path, "config.json", revision=revision)
-    except Exception as error:
+    except (OSError, ValueError) as error:
         raise UnsupportedModel(
-            f"model_path={model_path!r}: no such folder, and not on the hub ({type(error).__name__}); name a model folder"
+            f"model_path={model_path!r}: no such folder, not on the hub ({type(error).__name__}); name a model folder"
         ) from error
     return read_shape(Path(config).parent, contract)
 
 
 @contextmanager
 def deterministic_backend(name: str) -> Iterator[None]:
-    """Lets ``ServerArgs`` take attention backend ``name`` as deterministic, with radix cache, while one is constructed."""
+    """Lets ``ServerArgs`` take attention backend ``name`` as deterministic, with radix cache, inside the block."""
     from sglang.srt import server_args
 
     lists = [
@@ -131,14 +135,15 @@ def _set_environment(contract: TrueOnPolicyContract, device: str, tp_size: int) 
         found = os.environ.setdefault(setting.name, setting.value)
         if found != setting.value:
             raise OptionRefused(
-                f"environment {setting.name}={found!r}: the contract needs {setting.value!r}, because {setting.reason}; unset it"
+                f"environment {setting.name}={found!r}: the contract needs {setting.value!r}, because "
+                f"{setting.reason}; unset it"
             )
     if device == "cpu":
         _bind_ranks_to_cores(tp_size)
 
 
 def _bind_ranks_to_cores(tp_size: int) -> None:
-    """One entry a rank, cores shared round robin: SGLang on a CPU asks for it as soon as there are more ranks than NUMA nodes."""
+    """One entry a rank, cores shared round robin: SGLang on a CPU asks for it with more ranks than NUMA nodes."""
     global _bound_by_us
     if os.environ.get(_THREADS_BIND) not in (None, _bound_by_us):
         return

@@ -25,11 +25,11 @@ def stop(line: str) -> NoReturn:
 
 @contextmanager
 def loud(doing: str) -> Iterator[None]:
-    """Turns any exception of the body into :func:`stop`: a refusal as its one line, anything else with its traceback."""
+    """Turns any exception of the body into :func:`stop`: a refusal as its line, anything else with its traceback."""
     try:
         yield
     except Refusal as refusal:
         stop(f"{doing}: {refusal}")
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001  (every one of them ends the process)
         traceback.print_exc()
         stop(f"{doing}: {type(error).__name__}: {error}")

@@ -15,7 +15,7 @@ from .active import active
 
 
 def gathered_digests(model: Any) -> dict[str, str]:
-    """HF tensor -> digest of the whole tensor; each rank hashes the parts it holds. Collective over tensor-parallel ranks.
+    """HF tensor -> digest of the whole tensor, of which each rank hashes the parts it holds. Every rank must call it.
 
     Raises:
         ReceiptMismatch: when ranks hold different copies of an uncut tensor, or a part is missing.
@@ -33,7 +33,9 @@ def gathered_digests(model: Any) -> dict[str, str]:
         for rank, held in enumerate(everyone):
             for index, digest in held[name].items():
                 if parts.setdefault(index, digest) != digest:
-                    raise ReceiptMismatch(f"weight {name}: rank {rank} holds another copy of part {index} than a rank before it")
+                    raise ReceiptMismatch(
+                        f"weight {name}: rank {rank} holds another copy of part {index} than a rank before it"
+                    )
         expected = weight_parts(name, run.shape).parts
         if sorted(parts) != list(range(expected)):
             raise ReceiptMismatch(f"weight {name}: ranks hold parts {sorted(parts)} of {expected}")

@@ -23,7 +23,8 @@ class ContractLinearMethod(UnquantizedLinearMethod):
         """``x [T, K]`` and ``layer.weight [N_local, K]`` -> ``[T, N_local]`` in ``x``'s dtype."""
         if bias is not None:
             raise ValueError("the contract's linear layers have no bias")
-        return active().kernels.linear(x, layer.weight)
+        weight: Any = layer.weight
+        return active().kernels.linear(x, weight)
 
 
 class ContractQKVLinear(QKVParallelLinear):
@@ -45,7 +46,7 @@ class ContractGateUpLinear(MergedColumnParallelLinear):
 class SegmentedRowLinear(RowParallelLinear):
     """The row-parallel product: this rank's subtree of K segments in fp32, the upper levels across ranks, one rounding.
 
-    A stock layer rounds each rank's partial sum before the all-reduce, so its result depends on the tensor-parallel size.
+    A stock layer rounds each rank's sum before the all-reduce, so its result depends on the tensor-parallel size.
     """
 
     def __init__(self, input_size: int, output_size: int, prefix: str) -> None:

@@ -15,8 +15,8 @@ from sglang.srt.layers.logprob_processor import (
 from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 from torch import Tensor
 
-from ..active import active
 from .. import logprob
+from ..active import active
 from .linear import gather_ranks
 
 _ROWS = 256  # rows scored at once; bounds memory, changes no bit
@@ -32,7 +32,7 @@ class ContractLogitsProcessor(LogitsProcessor):
     def forward(
         self, input_ids: Tensor, hidden_states: Tensor, lm_head: Any, logits_metadata: Any, *args: Any, **kwargs: Any
     ) -> LogitsProcessorOutput:
-        """As the stock class; the batch's temperatures ``[B]`` go along in the metadata, which the stock one leaves empty."""
+        """As the stock class; the batch's temperatures ``[B]`` go along in the metadata; stock leaves them out."""
         if isinstance(logits_metadata, ForwardBatch):
             batch = logits_metadata
             if batch.multi_item_delimiter_indices is not None:
@@ -50,12 +50,13 @@ class ContractLogitsProcessor(LogitsProcessor):
         embedding_bias: Tensor | None = None,
         use_logits_buffer: bool = True,
     ) -> Tensor:
-        """``hidden_states [T, H]`` -> fp32 ``[T, V]``: each rank's columns, gathered, trimmed to the real vocabulary."""
+        """``hidden_states [T, H]`` -> fp32 ``[T, V]``: every rank's columns, trimmed to the real vocabulary."""
         if embedding_bias is not None:
             raise ValueError("the contract's lm_head has no bias")
         local = active().kernels.linear(hidden_states, lm_head.weight)
         logits = torch.cat(gather_ranks(local), dim=-1)
-        return self._copy_logits_to_buffer(logits, logits_metadata, use_buffer=use_logits_buffer)
+        trimmed: Tensor = self._copy_logits_to_buffer(logits, logits_metadata, use_buffer=use_logits_buffer)
+        return trimmed
 
 
 class ContractInputLogprobs(InputLogprobProcessor):
@@ -72,7 +73,7 @@ class ContractInputLogprobs(InputLogprobProcessor):
         logits_metadata: LogitsMetadata,
         skip_chunking_for_dp_attn: bool = False,
     ) -> tuple[LogprobResult, Tensor]:
-        """As the stock class: log-probs of the rows ``input_logprob_indices``, logits ``[B, V]`` of ``sample_indices``."""
+        """As the stock class: log-probs of rows ``input_logprob_indices``, logits ``[B, V]`` of ``sample_indices``."""
         if logits_metadata.temperature is None:
             raise RuntimeError("prompt log-probs were asked for without their requests' temperatures")
         collected = _Collected(logits_metadata)

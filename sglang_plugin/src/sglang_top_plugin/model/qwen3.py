@@ -1,4 +1,4 @@
-"""Dense Qwen3: stock SGLang's module tree and parameter names, so that stock weight loading fits, over contract layers."""
+"""Dense Qwen3: the stock module tree and parameter names, so that stock weight loading fits, over contract layers."""
 
 from __future__ import annotations
 
@@ -58,9 +58,8 @@ class ContractAttention(nn.Module):
         q, k, v = qkv.split([self.q_size, self.kv_size, self.kv_size], dim=-1)
         q = self._rotate(self.q_norm, q, positions)
         k = self._rotate(self.k_norm, k, positions)
-        attended = self.attn(q, k, v, forward_batch)
-        out, _ = self.o_proj(attended)
-        return out
+        out: tuple[Tensor, None] = self.o_proj(self.attn(q, k, v, forward_batch))
+        return out[0]
 
     def _rotate(self, norm: ContractRMSNorm, x: Tensor, positions: Tensor) -> Tensor:
         heads = norm(x.reshape(x.shape[0], -1, self.head_dim))
@@ -76,15 +75,13 @@ class ContractMLP(nn.Module):
         self.gate_up_proj = ContractGateUpLinear(
             shape.hidden_size, shape.intermediate_size, add_prefix("gate_up_proj", prefix)
         )
-        self.down_proj = SegmentedRowLinear(
-            shape.intermediate_size, shape.hidden_size, add_prefix("down_proj", prefix)
-        )
+        self.down_proj = SegmentedRowLinear(shape.intermediate_size, shape.hidden_size, add_prefix("down_proj", prefix))
 
     def forward(self, x: Tensor) -> Tensor:
         """``x [T, H]`` -> ``[T, H]``."""
         gate_up, _ = self.gate_up_proj(x)
-        out, _ = self.down_proj(active().kernels.swiglu(gate_up))
-        return out
+        out: tuple[Tensor, None] = self.down_proj(active().kernels.swiglu(gate_up))
+        return out[0]
 
 
 class ContractDecoderLayer(nn.Module):
@@ -159,9 +156,7 @@ class ContractQwen3ForCausalLM(Qwen3ForCausalLM):
         if shape.tie_word_embeddings:
             self.lm_head = self.model.embed_tokens
         else:
-            self.lm_head = ParallelLMHead(
-                shape.vocab_size, shape.hidden_size, prefix=add_prefix("lm_head", prefix)
-            )
+            self.lm_head = ParallelLMHead(shape.vocab_size, shape.hidden_size, prefix=add_prefix("lm_head", prefix))
         self.logits_processor = ContractLogitsProcessor(config)
         self.pooler = Pooler(pooling_type=PoolingType.LAST, normalize=True)
         self.capture_aux_hidden_states = False
