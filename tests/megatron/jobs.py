@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from megatron.core import parallel_state as mpu
+from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron_top_plugin._contract.kernels.kernel_set import load_kernel_set
+from megatron_top_plugin._contract.schema.errors import Refusal
 from megatron_top_plugin._contract.schema.layout import TrainLayout
+from megatron_top_plugin._contract.schema.profile import read_shape
 from megatron_top_plugin._contract.schema.registry import load_contract
-from megatron_top_plugin.config import Recompute
-from megatron_top_plugin.packing import Sequence
+from megatron_top_plugin.config import Recompute, TrueOnPolicyConfig, contract_settings
+from megatron_top_plugin.hosts import build_from_args
+from megatron_top_plugin.logprobs import forward_packed, packed_logprobs
+from megatron_top_plugin.numerics import Numerics
+from megatron_top_plugin.ops.logprob import VocabularyShard, token_logprob
+from megatron_top_plugin.packing import Sequence, pack
+from megatron_top_plugin.spec import get_block_spec
 from megatron_top_plugin.trainer import Trainer
 from megatron_top_plugin.training import OptimizerSettings
+from megatron_top_plugin.weights.load import load_hf_weights
 from megatron_top_plugin.weights.save import whole_tensors
 
 CONTRACT = "qwen3_dense_true_on_policy_v1"
@@ -91,3 +103,137 @@ def step(
         assert digests is not None
         norms = [float(result.grad_norm or 0.0) for result in results]
         return [result.loss for result in results], norms, weights, logprobs, digests
+
+
+def padded_scores(model: str, layout: dict[str, Any], samples: Samples, extra_padding: int, order: list[int]) -> Any:
+    """Log-probs of one packed batch in ``order``, each sequence padded by more than it needs; world of CP ranks only."""
+    with _trainer(model, layout, "bfloat16") as trainer:
+        parallel = TrainLayout(**layout)
+        batch = pack(_sequences(samples), order, parallel, mpu.get_context_parallel_rank(), extra_padding)
+        # The gradient-carrying forward, where scoring runs the same one without.
+        logits = forward_packed(trainer.model, batch)
+        logprobs = packed_logprobs(logits, batch.labels, trainer.model.config, mpu.get_tensor_model_parallel_group())
+        assert logprobs.requires_grad
+        taken = batch.slots >= 0
+        return dict(zip(batch.slots[taken].tolist(), logprobs[taken].tolist(), strict=True))
+
+
+def error(kind: str, model: str, layout: dict[str, Any], dtype: str = "bfloat16", **arguments: Any) -> str:
+    """``TypeName: message`` of the refusal that an action ends in; an action that ends in none is an AssertionError."""
+    try:
+        _ERRORS[kind](model, layout, dtype, **arguments)
+    except Refusal as refusal:
+        return f"{type(refusal).__name__}: {refusal}"
+    raise AssertionError(f"{kind} was not refused")
+
+
+def _open(model: str, layout: dict[str, Any], dtype: str, **options: Any) -> None:
+    _trainer(model, layout, dtype, **options).close()
+
+
+def _config(model: str, layout: dict[str, Any], dtype: str, **changed: Any) -> None:
+    contract = load_contract(CONTRACT)
+    numerics = Numerics(contract, read_shape(model, contract), "cpu")
+    parallel = TrainLayout(**layout)
+    if changed.get("pipeline_dtype"):
+        changed["pipeline_dtype"] = getattr(torch, changed["pipeline_dtype"])
+    TrueOnPolicyConfig(**(contract_settings(numerics, parallel, getattr(torch, dtype)) | changed), true_on_policy=numerics)
+
+
+def _stock_config(model: str, layout: dict[str, Any], dtype: str) -> None:
+    get_block_spec(TransformerConfig(num_layers=2, hidden_size=128, num_attention_heads=16))
+
+
+def _score(model: str, layout: dict[str, Any], dtype: str, samples: Samples, temperature: float) -> None:
+    with _trainer(model, layout, dtype) as trainer:
+        trainer.score(_sequences(samples), temperature)
+
+
+def _tied_copies_apart(model: str, layout: dict[str, Any], dtype: str) -> None:
+    with _trainer(model, layout, dtype) as trainer:
+        if mpu.is_pipeline_last_stage():
+            trainer.model.output_layer.weight.data[0, 0] += 1
+        trainer.receipts()
+
+
+_ERRORS = {
+    "open": _open,
+    "config": _config,
+    "stock_config": _stock_config,
+    "score": _score,
+    "tied_copies_apart": _tied_copies_apart,
+}
+
+
+def receipt_without_a_hook(model: str, layout: dict[str, Any]) -> list[str]:
+    """Targets of hooks that the receipt shows as not in place, when one was taken out."""
+    with _trainer(model, layout, "bfloat16") as trainer:
+        ours = torch.cuda.synchronize
+        torch.cuda.synchronize = lambda device=None: None
+        shown = trainer.receipts()[0].hooks
+        torch.cuda.synchronize = ours
+        return [hook.target for hook in shown if not hook.in_place]
+
+
+def after_close(model: str, layout: dict[str, Any]) -> bool:
+    """Whether a closed trainer leaves ``torch.cuda`` and Megatron's parallel state as it found them."""
+    before = torch.cuda.current_device
+    _trainer(model, layout, "bfloat16").close()
+    return torch.cuda.current_device is before and not mpu.model_parallel_is_initialized()
+
+
+def logprob_gradient(vocab_size: int, seed: int) -> Any:
+    """(log-probs, this rank's logit gradient) of one op over a vocabulary split over the world."""
+    padded = -(-vocab_size // 64) * 64
+    generator = torch.Generator().manual_seed(seed)
+    whole = torch.randn(40, padded, generator=generator) * 4
+    targets = torch.randint(0, vocab_size, (40,), generator=generator)
+    upstream = torch.randn(40, generator=generator)
+    size, rank = dist.get_world_size(), dist.get_rank()
+    shard = VocabularyShard(vocab_size, padded, 8, rank, size)
+    logits = whole[:, shard.first : shard.first + shard.width].clone().requires_grad_()
+    temperature = torch.full((40,), 0.7)
+    out = token_logprob(logits, targets, temperature, shard, load_kernel_set("cpu"), dist.group.WORLD)
+    (out * upstream).sum().backward()
+    assert logits.grad is not None
+    return out.detach().numpy(), logits.grad.numpy()
+
+
+def hosted(model: str, layout: dict[str, Any], samples: Samples, pipeline_dtype: str) -> list[float]:
+    """Log-probs of a model that a host's arguments and stock config built (one rank)."""
+    with _trainer(model, layout, "bfloat16") as trainer:
+        contract = load_contract(CONTRACT)
+        shape = read_shape(model, contract)
+        stock = TransformerConfig(
+            num_layers=shape.num_hidden_layers,
+            hidden_size=shape.hidden_size,
+            num_attention_heads=shape.num_attention_heads,
+            num_query_groups=shape.num_key_value_heads,
+            kv_channels=shape.head_dim,
+            bf16=True,
+            params_dtype=torch.bfloat16,
+            pipeline_dtype=getattr(torch, pipeline_dtype),
+            recompute_granularity="selective",
+            recompute_modules=["core_attn"],
+        )
+        arguments = Namespace(
+            hf_checkpoint=model,
+            tensor_model_parallel_size=1,
+            pipeline_model_parallel_size=1,
+            context_parallel_size=1,
+            use_cpu_initialization=True,
+        )
+        hosted_model = build_from_args(arguments, stock, pre_process=True, post_process=True, vp_stage=None)
+        assert hosted_model.config.pipeline_dtype is torch.float32
+        assert hosted_model.config.recompute_granularity == "selective"
+        load_hf_weights(hosted_model, model, trainer.shape, 0, 1)
+        batch = pack(_sequences(samples), range(len(samples)), TrainLayout(**layout), 0)
+        logits = forward_packed(hosted_model, batch)
+        group = mpu.get_tensor_model_parallel_group()
+        taken = packed_logprobs(logits, batch.labels, hosted_model.config, group)[batch.slots >= 0]
+        return [float(value) for value in taken]
+
+
+def parameter_names(model: str, layout: dict[str, Any]) -> list[str]:
+    with _trainer(model, layout, "bfloat16") as trainer:
+        return [name for name, _ in trainer.model.named_parameters()]

@@ -60,7 +60,7 @@ def tensors(spec: TinyModel) -> dict[str, Tensor]:
         return 10 ** (torch.rand(size, generator=generator) * 2 - 1)
 
     hidden, inner = spec.hidden_size, spec.intermediate_size
-    out = {"model.embed_tokens.weight": matrix(spec.vocab_size, hidden, 0.5)}
+    out = {"model.embed_tokens.weight": matrix(spec.vocab_size, hidden, 0.5 if spec.trained else 0.05)}
     if not spec.tied:
         out["lm_head.weight"] = matrix(spec.vocab_size, hidden, 0.3 if spec.trained else 0.05)
     for layer in range(spec.num_layers):

@@ -18,7 +18,7 @@ from .numerics import Numerics, numerics_of
 
 
 @dataclass
-class TrueOnPolicyConfig(TransformerConfig):  # type: ignore[misc]
+class TrueOnPolicyConfig(TransformerConfig):
     """A stock config that carries its contract, checked once it is complete."""
 
     true_on_policy: Numerics | None = None
@@ -90,6 +90,19 @@ def make_config(
     if recompute is not None:
         settings |= recompute.settings()
     return TrueOnPolicyConfig(**settings, true_on_policy=numerics)
+
+
+def adopt_config(host: Any, numerics: Numerics, layout: TrainLayout, dtype: torch.dtype) -> TrueOnPolicyConfig:
+    """A host's stock config under the contract: what the contract sets replaces the host's value, the rest is kept.
+
+    Hosts derive some of those fields themselves (``pipeline_dtype`` from the parameters' type), where no flag reaches.
+
+    Raises:
+        OptionRefused: for a kept field that the contract does not allow.
+    """
+    kept = {field.name: getattr(host, field.name) for field in fields(TransformerConfig) if field.init}
+    settings = contract_settings(numerics, layout, dtype)
+    return TrueOnPolicyConfig(**(kept | settings), true_on_policy=numerics)
 
 
 def check_config(config: Any) -> None:

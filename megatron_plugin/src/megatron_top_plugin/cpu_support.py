@@ -75,10 +75,10 @@ class CpuSupport:
         for owner, name, replacement, _ in _REPLACED:
             self._originals.append((owner, name, getattr(owner, name)))
             setattr(owner, name, replacement)
-        self._mode.__enter__()
+        self._mode.__enter__()  # type: ignore[no-untyped-call]
 
     def stop(self) -> None:
-        self._mode.__exit__(None, None, None)
+        self._mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         while self._originals:
             owner, name, original = self._originals.pop()
             setattr(owner, name, original)

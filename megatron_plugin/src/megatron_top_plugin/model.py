@@ -14,7 +14,7 @@ from .numerics import numerics_of
 from .spec import get_block_spec
 
 
-class SGLangGPTModel(GPTModel):  # type: ignore[misc]
+class SGLangGPTModel(GPTModel):
     """Stock ``GPTModel`` over the contract's block; the padded vocabulary is set by the contract, never derived."""
 
     def __init__(self, config: Any, *, pre_process: bool = True, post_process: bool = True, **kwargs: Any) -> None:

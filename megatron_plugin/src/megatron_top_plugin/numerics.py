@@ -12,6 +12,7 @@ from ._contract.kernels.kernel_set import KernelSet, load_kernel_set
 from ._contract.kernels.rope_table import rope_table
 from ._contract.schema.contract import TrueOnPolicyContract
 from ._contract.schema.errors import OptionRefused
+from ._contract.schema.layout import CpLayout
 from ._contract.schema.policy import KernelSetName
 from ._contract.schema.profile import ModelShape
 
@@ -35,7 +36,7 @@ class Numerics:
     contract: TrueOnPolicyContract
     shape: ModelShape
     kernel_set: KernelSetName
-    cp_layout: str = "zigzag"
+    cp_layout: CpLayout = "zigzag"
 
     @property
     def kernels(self) -> KernelSet:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -117,7 +118,7 @@ def pack(
         labels=torch.tensor(labels)[mine],
         slots=torch.tensor(slots)[mine],
         cu_seqlens=torch.tensor(cu_seqlens, dtype=torch.int32),
-        max_seqlen=max(end - start for start, end in zip(cu_seqlens, cu_seqlens[1:], strict=False)),
+        max_seqlen=max(end - start for start, end in pairwise(cu_seqlens)),
         indices=tuple(indices),
         num_responses=filled,
     )

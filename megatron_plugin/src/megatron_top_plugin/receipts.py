@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 
 from ._contract.kernels.rope_table import rope_digest
 from ._contract.schema.digest import contract_digest, kernels_digest, schema_digest
+from ._contract.schema.errors import ReceiptMismatch
 from ._contract.schema.layout import TrainLayout
+from ._contract.schema.policy import DTypeName
 from ._contract.schema.receipt import HookReceipt, Receipt
+from ._contract.schema.render import dtype_name
 from ._contract.schema.versions import installed_versions
 from ._contract.schema.weights import weights_digest
 from .layers.attention import SGLangCoreAttention
@@ -72,17 +75,23 @@ def gather_receipts(
 
     Raises:
         DigestMismatch: when replicas of a weight differ between ranks.
+        ReceiptMismatch: when the live parameters or kernels are not those that were asked for.
     """
     weights = gathered_digests(model, numerics.shape, ranks.tp, layout.tp)
-    dtypes = {str(parameter.dtype).removeprefix("torch.") for parameter in model.parameters()}
+    kernel_set = numerics.kernel_set
+    dtypes = {parameter.dtype for parameter in model.parameters()}
+    if dtypes != {dtype}:
+        raise ReceiptMismatch(f"parameters are of {sorted(map(str, dtypes))}, the trainer was built for {dtype}")
+    if numerics.kernels.name != kernel_set:
+        raise ReceiptMismatch(f"kernel set {kernel_set!r} was asked for, {numerics.kernels.name!r} is loaded")
     mine = Receipt(
         engine="megatron",
         contract=numerics.contract.name,
         schema_digest=schema_digest(numerics.contract),
         kernels_digest=kernels_digest(),
         contract_digest=contract_digest(numerics.contract),
-        kernel_set=numerics.kernels.name,
-        dtype="+".join(sorted(dtypes)),
+        kernel_set=kernel_set,
+        dtype=cast(DTypeName, dtype_name(numerics.contract, kernel_set, dtype)),
         versions=installed_versions("megatron", numerics.kernel_set),
         device=numerics.device,
         rank=dist.get_rank(),

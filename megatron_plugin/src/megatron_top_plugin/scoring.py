@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from collections.abc import Sequence as SequenceOf
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -85,4 +86,4 @@ def _gathered(values: Tensor, owners: Tensor, offsets: list[int]) -> list[list[f
     if wrong:
         raise Refusal(f"scoring: {wrong} of {owners.numel()} response tokens were not scored by exactly one rank")
     flat = bits.view(torch.float32).tolist()
-    return [flat[start:end] for start, end in zip(offsets, offsets[1:], strict=False)]
+    return [flat[start:end] for start, end in pairwise(offsets)]

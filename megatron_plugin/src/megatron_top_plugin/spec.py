@@ -22,7 +22,7 @@ from .layers.norm import SGLangQKNorm, SGLangRMSNorm
 from .layers.residual import sglang_bias_dropout_add
 
 
-class SGLangSpecProvider(BackendSpecProvider):  # type: ignore[misc]
+class SGLangSpecProvider(BackendSpecProvider):
     """Megatron's backend protocol answered with the contract's classes."""
 
     def column_parallel_linear(self) -> type:

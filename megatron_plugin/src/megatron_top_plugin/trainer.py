@@ -77,6 +77,7 @@ class Trainer:
         self._recompute = recompute
         self._optimizer = optimizer
         self._cpu = CpuSupport() if device == "cpu" else None
+        self._model: Any = None
         self._training: Training | None = None
         if self._cpu is not None:
             self._cpu.start()

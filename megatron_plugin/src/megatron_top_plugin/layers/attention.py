@@ -17,7 +17,7 @@ from ..ops.rope import rope
 from ..ops.ulysses import heads_to_tokens, tokens_to_heads
 
 
-class SGLangSelfAttention(SelfAttention):  # type: ignore[misc]
+class SGLangSelfAttention(SelfAttention):
     """Stock self-attention that hands unrotated queries and keys to :class:`SGLangCoreAttention`.
 
     Positions are only known once the sequence is whole again, and the contract has one table, so a rotary embedding that
@@ -29,7 +29,7 @@ class SGLangSelfAttention(SelfAttention):  # type: ignore[misc]
         return out
 
 
-class SGLangCoreAttention(MegatronModule):  # type: ignore[misc]
+class SGLangCoreAttention(MegatronModule):
     """RoPE and causal attention over packed sequences, with Ulysses all-to-all around them.
 
     Takes ``q [t, H / tp, D]``, ``k, v [t, Hkv / tp, D]`` of this rank's ``t = T / cp`` tokens. Under context parallelism

@@ -8,7 +8,7 @@ from torch import Tensor
 from ..ops.embedding import vocabulary_lookup
 
 
-class SGLangVocabParallelEmbedding(VocabParallelEmbedding):  # type: ignore[misc]
+class SGLangVocabParallelEmbedding(VocabParallelEmbedding):
     """``[b, s]`` ids to ``[b, s, H]``: each rank owns ``padded_vocab_size / tp`` rows; a lookup, with no rounding."""
 
     def forward(self, input_: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ def _refuse_bias(layer: Any) -> None:
         )
 
 
-class SGLangColumnParallelLinear(ColumnParallelLinear):  # type: ignore[misc]
+class SGLangColumnParallelLinear(ColumnParallelLinear):
     """``[s, b, K] -> [s, b, N / tp]``: each rank owns output columns, K is never split.
 
     Also the LM head. Under tensor parallelism the input's gradient is summed over ranks in fp32.
@@ -33,9 +33,9 @@ class SGLangColumnParallelLinear(ColumnParallelLinear):  # type: ignore[misc]
         _refuse_bias(self)
         self._kernels = numerics_of(self.config).kernels
 
-    def _forward_impl(self, input: Tensor, weight: Tensor, **kwargs: Any) -> Tensor:
+    def _forward_impl(self, *, weight: Tensor, **kwargs: Any) -> Tensor:
         group = self.tp_group if kwargs["allreduce_dgrad"] else None
-        return column_linear(input, weight, self._kernels, group)
+        return column_linear(kwargs["input"], weight, self._kernels, group)
 
 
 class SGLangNormColumnParallelLinear(SGLangColumnParallelLinear):
@@ -57,7 +57,7 @@ class SGLangNormColumnParallelLinear(SGLangColumnParallelLinear):
         return out
 
 
-class SGLangRowParallelLinear(RowParallelLinear):  # type: ignore[misc]
+class SGLangRowParallelLinear(RowParallelLinear):
     """``[s, b, K / tp] -> [s, b, N]``: K in the contract's segments, fp32 sums, one tree over all ranks, one rounding."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

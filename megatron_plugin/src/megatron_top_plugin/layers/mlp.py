@@ -11,7 +11,7 @@ from ..numerics import numerics_of
 from ..ops.swiglu import swiglu
 
 
-class SGLangMLP(MLP):  # type: ignore[misc]
+class SGLangMLP(MLP):
     """``linear_fc1`` (gate | up of this rank), SwiGLU with one rounding, ``linear_fc2``."""
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from .._contract.kernels.kernel_set import KernelSet
+from .apply import apply
 
 #: Query rows a step of the backward; bounds its memory to ``heads x 256 x keys`` fp32.
 _QUERY_BLOCK = 256
@@ -83,5 +84,4 @@ def _sequence_backward(
 
 def attention(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, scale: float, kernels: KernelSet) -> Tensor:
     """Causal attention of packed ``q [T, H, D]``, ``k, v [T, Hkv, D]`` within ``cu_seqlens [B + 1]``: ``[T, H, D]``."""
-    out: Tensor = _Attention.apply(q, k, v, cu_seqlens, scale, kernels)
-    return out
+    return apply(_Attention, q, k, v, cu_seqlens, scale, kernels)

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd import Function
 
+from .apply import apply
 from .exact_sum import sum_of_one_owner
 
 
@@ -40,5 +41,4 @@ def vocabulary_lookup(ids: Tensor, weight: Tensor, first: int, group: dist.Proce
     Exactly one rank holds a row, and the sum over ranks is taken over its bits, so that even the sign of a zero survives.
     """
     shared = group if group is not None and group.size() > 1 else None
-    out: Tensor = _VocabularyLookup.apply(ids, weight, first, shared)
-    return out
+    return apply(_VocabularyLookup, ids, weight, first, shared)

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from .._contract.kernels.kernel_set import KernelSet
+from .apply import apply
 
 
 def _rows(x: Tensor) -> Tensor:
@@ -79,8 +80,7 @@ def column_linear(x: Tensor, weight: Tensor, kernels: KernelSet, group: dist.Pro
 
     ``group`` is the tensor-parallel group over which the gradient of a replicated ``x`` is summed (in fp32).
     """
-    out: Tensor = _ColumnLinear.apply(x, weight, kernels, _shared(group))
-    return out
+    return apply(_ColumnLinear, x, weight, kernels, _shared(group))
 
 
 def row_linear(
@@ -98,5 +98,4 @@ def row_linear(
     ranks = shared.size() if shared is not None else 1
     if total_segments % ranks:
         raise ValueError(f"{total_segments} row-parallel segments do not spread over {ranks} ranks")
-    out: Tensor = _RowLinear.apply(x, weight, kernels, total_segments // ranks, shared)
-    return out
+    return apply(_RowLinear, x, weight, kernels, total_segments // ranks, shared)

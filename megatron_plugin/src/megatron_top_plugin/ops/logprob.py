@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from .._contract.kernels.kernel_set import KernelSet
+from .apply import apply
 
 #: Rows a step of the backward; bounds its fp32 memory to ``1024 x V_local``.
 _ROW_BLOCK = 1024
@@ -131,5 +132,4 @@ def token_logprob(
     if targets.numel() and not (int(targets.min()) >= 0 and int(targets.max()) < shard.vocab_size):
         raise ValueError(f"a target token lies outside [0, {shard.vocab_size})")
     shared = group if group is not None and group.size() > 1 else None
-    out: Tensor = _TokenLogprob.apply(logits.contiguous(), targets, temperature, shard, kernels, shared)
-    return out
+    return apply(_TokenLogprob, logits.contiguous(), targets, temperature, shard, kernels, shared)

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from .._contract.kernels.kernel_set import KernelSet
+from .apply import apply
 
 
 class _RmsNorm(Function):
@@ -48,8 +49,7 @@ class _ResidualAdd(Function):
 
 def rms_norm(s: Tensor, weight: Tensor, eps: float, out_dtype: torch.dtype, kernels: KernelSet) -> Tensor:
     """``s [.., H]`` (any float type) normalised in fp32 with ``weight [H]``, rounded once to ``out_dtype``."""
-    out: Tensor = _RmsNorm.apply(s, weight, eps, out_dtype, kernels)
-    return out
+    return apply(_RmsNorm, s, weight, eps, out_dtype, kernels)
 
 
 def residual_add(x: Tensor, residual: Tensor) -> Tensor:
@@ -58,5 +58,4 @@ def residual_add(x: Tensor, residual: Tensor) -> Tensor:
     ``residual`` is the previous fp32 sum (or the embedding); the engine keeps it rounded to ``x.dtype`` between layers,
     and so it is rounded here, at its use. The sum itself stays fp32 for the norm that follows.
     """
-    out: Tensor = _ResidualAdd.apply(x, residual)
-    return out
+    return apply(_ResidualAdd, x, residual)

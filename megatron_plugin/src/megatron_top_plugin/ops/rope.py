@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from .._contract.kernels.kernel_set import KernelSet
+from .apply import apply
 
 
 class _Rope(Function):
@@ -30,5 +31,4 @@ class _Rope(Function):
 
 def rope(x: Tensor, positions: Tensor, table: Tensor, kernels: KernelSet) -> Tensor:
     """``x [T, H, D]`` rotated at ``positions [T]`` int64 by ``table [P, D]`` fp32 (cosines | sines), in ``x.dtype``."""
-    out: Tensor = _Rope.apply(x, positions, table, kernels)
-    return out
+    return apply(_Rope, x, positions, table, kernels)

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from .._contract.kernels.kernel_set import KernelSet
+from .apply import apply
 
 
 class _SwiGlu(Function):
@@ -31,5 +32,4 @@ class _SwiGlu(Function):
 
 def swiglu(gate_up: Tensor, kernels: KernelSet) -> Tensor:
     """``gate_up [.., 2 I]`` (gate | up) to ``silu(gate) * up [.., I]``, in fp32 with one rounding to its type."""
-    out: Tensor = _SwiGlu.apply(gate_up.contiguous(), kernels)
-    return out
+    return apply(_SwiGlu, gate_up.contiguous(), kernels)

@@ -9,6 +9,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd import Function
 
+from .apply import apply
+
 
 def _to_heads(x: Tensor, order: Tensor, group: dist.ProcessGroup) -> Tensor:
     ranks = group.size()
@@ -63,11 +65,9 @@ def tokens_to_heads(x: Tensor, order: Tensor, group: dist.ProcessGroup) -> Tenso
     ``order [T]`` int64 is, for each natural token, its row when the ranks' tokens are laid end to end
     (``context_parallel.natural_order``). Rank ``r`` receives heads ``[r H / cp, (r + 1) H / cp)``.
     """
-    out: Tensor = _ToHeads.apply(x, order, group)
-    return out
+    return apply(_ToHeads, x, order, group)
 
 
 def heads_to_tokens(x: Tensor, order: Tensor, group: dist.ProcessGroup) -> Tensor:
     """The inverse of :func:`tokens_to_heads`: ``[T, H / cp, D]`` to ``[T / cp, H, D]``."""
-    out: Tensor = _ToTokens.apply(x, order, group)
-    return out
+    return apply(_ToTokens, x, order, group)

@@ -132,4 +132,4 @@ def from_megatron(tensor: Tensor, layout: str, shape: ModelShape) -> list[Tensor
     width = tensor.shape[-1]
     grouped = tensor.reshape(-1, (heads + 2) * shape.head_dim, width)
     sizes = [heads * shape.head_dim, shape.head_dim, shape.head_dim]
-    return [piece.reshape(-1, width) for piece in grouped.split(sizes, dim=1)]
+    return [piece.reshape(-1, width) for piece in torch.split(grouped, sizes, dim=1)]
