@@ -115,7 +115,7 @@ def test_what_is_no_json_object_is_refused(data: bytes) -> None:
 
 def test_the_contract_cannot_be_changed() -> None:
     with pytest.raises(ValidationError, match="frozen"):
-        contract().name = "another_v1"  # type: ignore[misc]
+        contract().name = "another_v1"
 
 
 def test_kernel_set_follows_the_device() -> None:

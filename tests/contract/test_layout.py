@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from contract_schema.schema.errors import LayoutRefused
-from contract_schema.schema.layout import TrainLayout, check_layout, check_padded_length
+from contract_schema.schema.layout import Layout, TrainLayout, check_layout, check_padded_length
 from contract_schema.schema.weights import hf_weight_names, weight_parts
 from tests.contract.examples import contract, layout, shape
 
@@ -26,8 +26,8 @@ PINNED = contract()
         layout(1, cp=8, cp_layout="contiguous"),
     ],
 )
-def test_layouts_that_work(good: object) -> None:
-    check_layout(good, shape(), contract())  # type: ignore[arg-type]
+def test_layouts_that_work(good: Layout) -> None:
+    check_layout(good, shape(), contract())
 
 
 @pytest.mark.parametrize(
@@ -53,9 +53,9 @@ def test_layouts_that_work(good: object) -> None:
         (layout(pp=3), "layout rule pp_divides_layers: pp=3 does not divide num_hidden_layers=4; use a divisor of 4"),
     ],
 )
-def test_each_rule_names_itself_and_the_numbers(bad: object, message: str) -> None:
+def test_each_rule_names_itself_and_the_numbers(bad: Layout, message: str) -> None:
     with pytest.raises(LayoutRefused) as error:
-        check_layout(bad, shape(), contract())  # type: ignore[arg-type]
+        check_layout(bad, shape(), contract())
     assert message in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -114,4 +114,4 @@ def test_world_sizes() -> None:
 @pytest.mark.parametrize("field", ["tp", "cp_layout", "unknown"])
 def test_a_layout_takes_no_other_type_or_name(field: str) -> None:
     with pytest.raises(ValidationError):
-        TrainLayout(**{field: "2"})
+        TrainLayout.model_validate({field: "2"})

@@ -18,7 +18,9 @@ from contract_schema.schema.render import render_megatron, render_sglang
 from contract_schema.schema.versions import installed_versions
 from tests.contract.examples import contract, shape
 
-SERVER, SAMPLING, CONFIG = "sglang.server_args", "sglang.sampling_params", "megatron.transformer_config"
+SERVER: Surface = "sglang.server_args"
+SAMPLING: Surface = "sglang.sampling_params"
+CONFIG: Surface = "megatron.transformer_config"
 
 SAMPLING_DEFAULTS: dict[str, Any] = {
     "max_new_tokens": 128,
@@ -184,7 +186,7 @@ def test_known_refusals_of_server_arguments(field: str, value: Any) -> None:
         ({"temperature": float("nan")}, "temperature=nan: "),
         ({"temperature": float("inf")}, "temperature=inf: "),
         ({"temperature": "hot"}, "temperature='hot': "),
-        ({"max_new_tokens": 0}, "max_new_tokens=0: an empty response proves nothing"),
+        ({"max_new_tokens": -1}, "max_new_tokens=-1: a response has no negative length, and 0 scores the prompt alone"),
         ({"n": 0}, "n=0: a request has at least one sample"),
         (
             {"a_field_of_tomorrow": 1},
@@ -208,7 +210,7 @@ def test_refusals_of_sampling_parameters(values: dict[str, Any], message: str) -
         {"temperature": 0.7, "sampling_seed": 2**31},
         {"temperature": 1.0, "top_k": 1},
         {"top_k": 1 << 30},
-        {"n": 8, "max_new_tokens": 1},
+        {"n": 8, "max_new_tokens": 0},
         {"top_p": 1, "min_p": 0},
     ],
 )

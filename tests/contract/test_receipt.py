@@ -126,7 +126,11 @@ def test_a_hook_that_is_not_in_place_is_named() -> None:
 
 def test_a_hook_that_one_rank_lacks_is_named() -> None:
     assert compare(with_change(0, 1, hooks=())) == (
+        "rollout rank 1: hooks is empty, and a stock engine reaches no contract without one",
         "hook pkg.forward: rollout rank 1 does not show it, another rank does",
+    )
+    assert (
+        compare(with_change(1, 0, hooks=()))[0] == "hook pkg.forward: train rank 0 does not show it, another rank does"
     )
 
 

@@ -12,7 +12,7 @@ from tests.contract.examples import contract
 
 def test_the_installed_engines_are_proven() -> None:
     for engine in ("sglang", "megatron"):
-        found = installed_versions(engine, "cpu")  # type: ignore[arg-type]
+        found = installed_versions(engine, "cpu")
         check_versions(contract(), found)
     assert set(found) == {"megatron-core", "torch", "numba", "numpy"}
 

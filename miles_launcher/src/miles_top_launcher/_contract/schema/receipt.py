@@ -131,6 +131,8 @@ def _process(
         shown = receipt.layout.get(key)
         if shown != size:
             yield f"{name}: layout {key} is {'absent' if shown is None else shown}, not {size}"
+    if engine == "sglang" and not receipt.hooks:
+        yield f"{name}: hooks is empty, and a stock engine reaches no contract without one"
     for hook in receipt.hooks:
         if not hook.in_place:
             yield f"{name}: hook {hook.target} is not in place ({hook.reason})"
