@@ -57,7 +57,7 @@ def _weights(tied: bool, trained_like: bool, seed: int, vocab_size: int) -> dict
         return 10 ** (torch.rand(size, generator=generator) * 2 - 1)
 
     scale = 0.05
-    weights = {"model.embed_tokens.weight": matrix(vocab_size, HIDDEN, 1.0 if trained_like else scale)}
+    weights = {"model.embed_tokens.weight": matrix(vocab_size, HIDDEN, 0.1 if trained_like else scale)}
     for layer in range(LAYERS):
         prefix = f"model.layers.{layer}"
         weights |= {
@@ -75,7 +75,7 @@ def _weights(tied: bool, trained_like: bool, seed: int, vocab_size: int) -> dict
         }
     weights["model.norm.weight"] = norm(HIDDEN)
     if not tied:
-        weights["lm_head.weight"] = matrix(vocab_size, HIDDEN, 0.2 if trained_like else scale)
+        weights["lm_head.weight"] = matrix(vocab_size, HIDDEN, 0.1 if trained_like else scale)
     if trained_like:
         outliers = torch.randperm(HIDDEN, generator=generator)[:3]
         for layer in range(LAYERS):

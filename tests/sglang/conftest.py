@@ -1,0 +1,21 @@
+"""Model folders shared by the SGLang tests. Each engine module starts its own engines, one at a time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.sglang import tiny
+
+
+@pytest.fixture(scope="session")
+def tied_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Tied embeddings, trained-like weights."""
+    return tiny.build(tmp_path_factory.mktemp("tied") / "model", tied=True, trained_like=True)
+
+
+@pytest.fixture(scope="session")
+def untied_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Untied embeddings, weights at initial scale."""
+    return tiny.build(tmp_path_factory.mktemp("untied") / "model", tied=False, trained_like=False, seed=1)

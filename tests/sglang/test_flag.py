@@ -1,0 +1,136 @@
+"""The flag's ways in, what it sets, and what it refuses before any engine starts: one line, exit code 2."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sglang.srt import server_args as stock
+from sglang.srt.plugins import load_plugins
+from sglang.srt.server_args import ServerArgs, prepare_server_args
+
+from sglang_top_plugin import settings
+from sglang_top_plugin._contract.schema.errors import OptionRefused
+from sglang_top_plugin._contract.schema.registry import load_contract
+from sglang_top_plugin.flag import contract_name
+from tests.sglang.rollout import CONTRACT
+
+load_plugins()
+
+
+def _arguments(model: Path, **more: Any) -> dict[str, Any]:
+    return {"model_path": str(model), "device": "cpu", "true_on_policy_contract": CONTRACT} | more
+
+
+def test_keyword_sets_what_the_contract_decides(tied_model: Path) -> None:
+    made = ServerArgs(**_arguments(tied_model))
+    assert contract_name(made) == CONTRACT
+    assert (made.attention_backend, made.sampling_backend, made.dtype) == ("torch_native", "pytorch", "bfloat16")
+    assert made.enable_deterministic_inference
+    assert not made.disable_radix_cache
+
+
+def test_the_name_survives_pickling(tied_model: Path) -> None:
+    made = pickle.loads(pickle.dumps(ServerArgs(**_arguments(tied_model))))
+    assert contract_name(made) == CONTRACT
+    settings.recheck(made, load_contract(CONTRACT))
+
+
+def test_command_line(tied_model: Path) -> None:
+    line = ["--model-path", str(tied_model), "--device", "cpu", "--dtype", "float32"]
+    made = prepare_server_args([*line, "--true-on-policy-contract", CONTRACT])
+    assert contract_name(made) == CONTRACT
+    assert made.dtype == "float32"
+    assert contract_name(prepare_server_args([*line, "--attention-backend", "torch_native"])) is None
+
+
+def test_the_engines_lists_are_left_as_they_were(tied_model: Path) -> None:
+    before = [list(stock.DETERMINISTIC_ATTENTION_BACKEND_CHOICES)]
+    ServerArgs(**_arguments(tied_model))
+    assert [stock.DETERMINISTIC_ATTENTION_BACKEND_CHOICES] == before
+    assert "torch_native" not in stock.RADIX_SUPPORTED_DETERMINISTIC_ATTENTION_BACKEND
+
+
+def test_one_entry_a_rank_binds_threads(tied_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SGLANG_CPU_OMP_THREADS_BIND", raising=False)
+    ServerArgs(**_arguments(tied_model, tp_size=4))
+    assert len(os.environ["SGLANG_CPU_OMP_THREADS_BIND"].split("|")) == 4
+    ServerArgs(**_arguments(tied_model, tp_size=2))
+    assert len(os.environ["SGLANG_CPU_OMP_THREADS_BIND"].split("|")) == 2
+    ServerArgs(**_arguments(tied_model))
+    assert "SGLANG_CPU_OMP_THREADS_BIND" not in os.environ
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"true_on_policy_contract": "qwen3_dense_true_on_policy_v9"}, "qwen3_dense_true_on_policy_v9"),
+        ({"attention_backend": "triton"}, "attention_backend"),
+        ({"dtype": "float16"}, "float16"),
+        ({"quantization": "fp8"}, "quantization"),
+        ({"kv_cache_dtype": "fp8_e5m2"}, "kv_cache_dtype"),
+        ({"speculative_algorithm": "EAGLE"}, "speculative_algorithm"),
+        ({"enable_lora": True}, "enable_lora"),
+        ({"enable_mixed_chunk": True}, "enable_mixed_chunk"),
+        ({"enable_torch_compile": True}, "enable_torch_compile"),
+        ({"tp_size": 3}, "3"),
+        ({"model_path": "/no/such/folder"}, "/no/such/folder"),
+        ({"no_such_argument": 1}, "no_such_argument"),
+    ],
+)
+def test_refused_with_one_line(
+    tied_model: Path, capfd: pytest.CaptureFixture[str], changed: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        ServerArgs(**_arguments(tied_model, **changed))
+    assert caught.value.code == 2
+    lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith("true-on-policy:")]
+    assert len(lines) == 1
+    assert named in lines[0]
+
+
+@pytest.mark.parametrize("name", ["SGLANG_RETURN_ORIGINAL_LOGPROB", "SGLANG_USE_CPU_ENGINE"])
+def test_refused_environment(
+    tied_model: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv(name, "1")
+    with pytest.raises(SystemExit) as caught:
+        ServerArgs(**_arguments(tied_model))
+    assert caught.value.code == 2
+    assert name in capfd.readouterr().err
+
+
+def test_a_flag_put_on_finished_arguments_is_refused(tied_model: Path) -> None:
+    made = ServerArgs(model_path=str(tied_model), device="cpu", attention_backend="torch_native")
+    made.__dict__["true_on_policy_contract"] = CONTRACT
+    with pytest.raises(OptionRefused, match="constructor"):
+        settings.recheck(made, load_contract(CONTRACT))
+
+
+@pytest.mark.engine
+def test_the_server_command_exits_with_2(tied_model: Path) -> None:
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-W",
+            "ignore",
+            "-m",
+            "sglang.launch_server",
+            "--model-path",
+            str(tied_model),
+            "--device",
+            "cpu",
+        ]
+        + ["--true-on-policy-contract", CONTRACT, "--quantization", "fp8"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert [line for line in done.stderr.splitlines() if "quantization" in line and line.startswith("true-on-policy:")]
+    assert "Traceback" not in done.stderr
