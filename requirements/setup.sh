@@ -26,13 +26,18 @@ find_python() {
   return 1
 }
 
-python=$(find_python)
-if [ -e .venv ]; then
-  echo "set-up: .venv is of another lock or was left half done; making it anew"
-  rm -rf .venv
+if [ -f "$stamp" ]; then
+  echo "set-up: the lock or a package changed; bringing .venv up to date"
+  rm "$stamp"
+else
+  python=$(find_python)
+  if [ -e .venv ]; then
+    echo "set-up: .venv was left half done; making it anew"
+    rm -rf .venv
+  fi
+  echo "set-up: installing SGLang, Megatron-core and torch into .venv with $("$python" --version): about 9 GB, about 8 minutes"
+  "$python" -m venv .venv
 fi
-echo "set-up: installing SGLang, Megatron-core and torch into .venv with $("$python" --version): about 9 GB, about 8 minutes"
-"$python" -m venv .venv
 .venv/bin/python -m pip install --quiet --disable-pip-version-check "uv==$uv_version"
 
 # uv reads UV_* settings; a person who configured only pip's index means the same index.
