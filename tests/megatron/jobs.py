@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state as mpu
 from megatron.core.transformer.transformer_config import TransformerConfig
+
 from megatron_top_plugin._contract.kernels.kernel_set import load_kernel_set
 from megatron_top_plugin._contract.schema.errors import Refusal
 from megatron_top_plugin._contract.schema.layout import TrainLayout
@@ -45,7 +46,11 @@ def _sequences(samples: Samples) -> list[Sequence]:
 
 
 def score(
-    model: str, layout: dict[str, Any], samples: Samples, options: list[tuple[float, int | None]], dtype: str = "bfloat16"
+    model: str,
+    layout: dict[str, Any],
+    samples: Samples,
+    options: list[tuple[float, int | None]],
+    dtype: str = "bfloat16",
 ) -> list[list[list[float]]]:
     """Log-probs for each (temperature, micro_batch_tokens)."""
     with _trainer(model, layout, dtype) as trainer:
@@ -106,7 +111,7 @@ def step(
 
 
 def padded_scores(model: str, layout: dict[str, Any], samples: Samples, extra_padding: int, order: list[int]) -> Any:
-    """Log-probs of one packed batch in ``order``, each sequence padded by more than it needs; world of CP ranks only."""
+    """Log-probs of one packed batch in ``order``, each sequence padded by more than it needs; CP ranks only."""
     with _trainer(model, layout, "bfloat16") as trainer:
         parallel = TrainLayout(**layout)
         batch = pack(_sequences(samples), order, parallel, mpu.get_context_parallel_rank(), extra_padding)
@@ -137,7 +142,8 @@ def _config(model: str, layout: dict[str, Any], dtype: str, **changed: Any) -> N
     parallel = TrainLayout(**layout)
     if changed.get("pipeline_dtype"):
         changed["pipeline_dtype"] = getattr(torch, changed["pipeline_dtype"])
-    TrueOnPolicyConfig(**(contract_settings(numerics, parallel, getattr(torch, dtype)) | changed), true_on_policy=numerics)
+    settings = contract_settings(numerics, parallel, getattr(torch, dtype))
+    TrueOnPolicyConfig(**(settings | changed), true_on_policy=numerics)
 
 
 def _stock_config(model: str, layout: dict[str, Any], dtype: str) -> None:

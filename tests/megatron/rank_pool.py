@@ -30,7 +30,7 @@ def _serve(connection: Connection) -> None:
             )
             connection.send(("value", getattr(jobs, name)(*arguments, **options)))
             dist.destroy_process_group()
-        except BaseException:
+        except Exception:  # noqa: BLE001
             # The parent raises it and starts new processes: the others may be waiting in a collective.
             connection.send(("error", traceback.format_exc()))
 

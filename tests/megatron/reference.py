@@ -16,7 +16,8 @@ class Reference:
     def __init__(self, folder: str) -> None:
         self.config = json.loads((Path(folder) / "config.json").read_text())
         self.weights = {
-            name: tensor.double().requires_grad_() for name, tensor in load_file(Path(folder) / "model.safetensors").items()
+            name: tensor.double().requires_grad_()
+            for name, tensor in load_file(Path(folder) / "model.safetensors").items()
         }
 
     def _norm(self, x: Tensor, name: str) -> Tensor:

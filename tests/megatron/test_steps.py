@@ -1,6 +1,7 @@
 """Optimiser steps with stock parts.
 
-Theorem: after equal steps, the bfloat16 weights of all layouts agree as far as their gradients do; within one layout the
+Theorem: after equal steps, the bfloat16 weights of all layouts agree as far as their gradients do; within one layout
+    the
 plain and the distributed optimiser give the same bits; and what is scored after a step are the stepped weights.
 """
 

@@ -12,10 +12,10 @@ from .ranks import Ranks
 def local_batches(
     sequences: SequenceOf[Sequence], layout: TrainLayout, ranks: Ranks, micro_batch_tokens: int | None
 ) -> list[PackedBatch]:
-    """The packed micro-batches of this rank: every ``dp``-th sequence, in order, as this context-parallel rank sees them.
+    """The packed micro-batches of this rank: every ``dp``-th sequence, as this context-parallel rank sees them.
 
-    A data-parallel rank without a sequence of its own runs one whose log-probs nobody takes, because the collectives of a
-    step count on every rank.
+    A data-parallel rank without a sequence of its own runs one whose log-probs nobody takes, because the collectives
+    of a step count on every rank.
     """
     mine = range(ranks.dp, len(sequences), layout.dp)
     if not mine:

@@ -24,8 +24,9 @@ def _chunks_of(rank: int, cp_size: int, layout: str) -> tuple[int, tuple[int, ..
 def rank_tokens(cu_seqlens: tuple[int, ...], cp_size: int, rank: int, layout: str) -> Tensor:
     """int64 ``[T / cp_size]``: the natural index of each token that ``rank`` holds, in its local order.
 
-    ``cu_seqlens`` are the padded boundaries of the whole batch. Each sequence is cut by itself: ``contiguous`` gives rank
-    ``r`` its ``r``-th of ``cp_size`` chunks, ``zigzag`` the chunks ``r`` and ``2 cp_size - 1 - r`` of ``2 cp_size``.
+    ``cu_seqlens`` are the padded boundaries of the whole batch. Each sequence is cut by itself: ``contiguous`` gives
+    rank ``r`` its ``r``-th of ``cp_size`` chunks, ``zigzag`` the chunks ``r`` and ``2 cp_size - 1 - r`` of ``2
+    cp_size``.
 
     Raises:
         LayoutRefused: when a padded sequence does not divide into the chunks.

@@ -1,8 +1,9 @@
 """What stock Megatron needs to run several processes on a machine without a GPU. No numerics, and nothing on a GPU.
 
-Megatron's schedules, DDP and optimisers name the device ``cuda`` outright. While :class:`CpuSupport` is active, and only
-for the ``cpu`` kernel set, tensor factories asked for ``cuda`` give CPU tensors and a few ``torch.cuda`` functions answer
-for a CPU. Each replacement is one line of the table below, shows up as a hook in the receipt, and is undone on exit.
+Megatron's schedules, DDP and optimisers name the device ``cuda`` outright. While :class:`CpuSupport` is active, and
+only for the ``cpu`` kernel set, tensor factories asked for ``cuda`` give CPU tensors and a few ``torch.cuda``
+functions answer for a CPU. Each replacement is one line of the table below, shows up as a hook in the receipt, and is
+undone on exit.
 """
 
 from __future__ import annotations

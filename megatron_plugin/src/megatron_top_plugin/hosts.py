@@ -1,9 +1,10 @@
 """Doors for training frameworks that build the model themselves.
 
-``--custom-model-provider-path megatron_top_plugin.hosts.model_provider`` (Miles, slime) is the preferred one: it returns
-the whole model. ``--spec megatron_top_plugin.hosts layer_spec`` (``megatron.training``) gives the layers alone; the host
-keeps its stock embedding and head around them, so that its log-probs are not the contract's, and only its own are asked
-for. Either way log-probs come from ``logprobs.packed_logprobs``; a host's own cross entropy is refused.
+``--custom-model-provider-path megatron_top_plugin.hosts.model_provider`` (Miles, slime) is the preferred one: it
+returns the whole model. ``--spec megatron_top_plugin.hosts layer_spec`` (``megatron.training``) gives the layers
+alone; the host keeps its stock embedding and head around them, so that its log-probs are not the contract's, and only
+its own are asked for. Either way log-probs come from ``logprobs.packed_logprobs``; a host's own cross entropy is
+refused.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ def _numerics(args: Any) -> tuple[Numerics, TrainLayout]:
     """
     model_dir = getattr(args, "hf_checkpoint", None)
     if not model_dir:
-        raise OptionRefused("megatron option hf_checkpoint is unset; name the Hugging Face folder the model's sizes come from")
+        raise OptionRefused(
+            "megatron option hf_checkpoint is unset; name the Hugging Face folder that the model's sizes come from"
+        )
     contract = _contract(args, model_dir)
     shape = read_shape(model_dir, contract)
     layout = TrainLayout(
@@ -82,7 +85,7 @@ def model_provider(pre_process: bool = True, post_process: bool = True, vp_stage
 
 
 def layer_spec(config: Any, vp_stage: int | None = None) -> Any:
-    """For ``megatron.training --spec``: the block of this stage, under a stock config that is made to carry the contract.
+    """For ``megatron.training --spec``: this stage's block, under a stock config that is made to carry the contract.
 
     Raises:
         Refusal: for a model, layout or option that the contract does not cover.

@@ -26,7 +26,7 @@ def packed_seq_params(batch: PackedBatch) -> Any:
 
 
 def forward_packed(model: Any, batch: PackedBatch) -> Tensor:
-    """Runs one pipeline stage on a batch: logits ``[1, t, V / tp]`` on the last stage, the fp32 sum ``[t, 1, H]`` before."""
+    """Runs one pipeline stage: logits ``[1, t, V / tp]`` on the last one, the fp32 sum ``[t, 1, H]`` on others."""
     out: Tensor = model(
         input_ids=batch.input_ids,
         position_ids=batch.position_ids,
@@ -48,7 +48,7 @@ def vocabulary_shard(numerics: Numerics, tp_group: Any) -> VocabularyShard:
 
 
 def scoring_temperature(temperature: float, rows: int, device: torch.device) -> Tensor | None:
-    """What logits are divided by: nothing at T = 1 and for greedy (temperature 0, scored at T = 1), else fp32 ``[rows]``.
+    """What logits are divided by: nothing at T = 1 and for greedy (0, which is scored at 1), else fp32 ``[rows]``.
 
     Raises:
         Refusal: for a temperature that is negative or not finite.
@@ -63,8 +63,9 @@ def scoring_temperature(temperature: float, rows: int, device: torch.device) -> 
 def packed_logprobs(logits: Tensor, labels: Tensor, config: Any, tp_group: Any, temperature: float = 1.0) -> Tensor:
     """fp32 ``[t]``: the log-prob of each label under the logits before it, at ``temperature``.
 
-    ``logits [1, t, V / tp]`` (or ``[t, V / tp]``) are this rank's, as the last pipeline stage returns them; ``labels [t]``
-    int64 are already shifted, so that context-parallel slices need no exchange. Differentiable; the backward is local.
+    ``logits [1, t, V / tp]`` (or ``[t, V / tp]``) are this rank's, as the last pipeline stage returns them; ``labels
+    [t]`` int64 are already shifted, so that context-parallel slices need no exchange. Differentiable; the backward is
+    local.
 
     Raises:
         Refusal: for a temperature that is negative or not finite.

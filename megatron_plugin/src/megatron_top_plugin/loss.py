@@ -16,8 +16,8 @@ def policy_gradient_sum(
     """This rank's sum of ``-weight * logprob`` over its response tokens (fp32 scalar), and their number (int32 scalar).
 
     Neither is divided here. With ``calculate_per_token_loss`` Megatron adds gradients over data- and context-parallel
-    ranks and divides once by the global count; a mean taken on one rank would depend on which tokens it happened to hold,
-    and a 2-tuple from a loss function would be scaled by the context-parallel size.
+    ranks and divides once by the global count; a mean taken on one rank would depend on which tokens it happened to
+    hold, and a 2-tuple from a loss function would be scaled by the context-parallel size.
     """
     taken = batch.slots >= 0
     chosen = logprobs[taken]

@@ -62,8 +62,8 @@ class SGLangGPTModel(GPTModel):
 
     def compute_language_model_loss(self, labels: Tensor, logits: Tensor) -> Tensor:
         raise NotImplementedError(
-            "Megatron's cross entropy is not the contract's log-prob; call megatron_top_plugin.logprobs.packed_logprobs on "
-            "the logits instead of passing labels to the model"
+            "Megatron's cross entropy is not the contract's log-prob; call "
+            "megatron_top_plugin.logprobs.packed_logprobs on the logits instead of passing labels to the model"
         )
 
 

@@ -34,8 +34,8 @@ class PackedBatch:
         input_ids: int64 ``[1, t]``.
         position_ids: int64 ``[1, t]``, positions within each sequence.
         labels: int64 ``[t]``, the token that follows each token in its sequence (0 where none does).
-        slots: int64 ``[t]``, where this token's log-prob belongs in the batch's responses laid end to end; -1 for tokens
-            whose label is a prompt token or padding. Those log-probs are never returned.
+        slots: int64 ``[t]``, where this token's log-prob belongs in the batch's responses laid end to end; -1 for
+            tokens whose label is a prompt token or padding. Those log-probs are never returned.
         cu_seqlens: int32 ``[B + 1]``, padded boundaries of the whole batch.
         max_seqlen: longest padded sequence.
         indices: which of the caller's sequences these are, in packed order.
@@ -93,8 +93,9 @@ def pack(
 ) -> PackedBatch:
     """Packs ``sequences[i] for i in indices`` for one context-parallel rank.
 
-    Each sequence is padded at its end to a multiple of what context parallelism cuts it into, plus ``extra_padding`` such
-    multiples. Labels are shifted before the cut, so that a token's label may live on another rank without any exchange.
+    Each sequence is padded at its end to a multiple of what context parallelism cuts it into, plus ``extra_padding``
+    such multiples. Labels are shifted before the cut, so that a token's label may live on another rank without any
+    exchange.
     """
     multiple = layout.sequence_multiple
     bounds, tokens, labels, slots = [0], [], [], []

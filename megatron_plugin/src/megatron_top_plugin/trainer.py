@@ -1,4 +1,4 @@
-"""A trainer in one layout: model, weights, scoring, one optimiser step, receipts. Reference for hosts, and what is verified."""
+"""A trainer in one layout: model, weights, scoring, optimiser steps, receipts. What `verify` runs."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ from .weights.save import save_hf_weights
 class Trainer:
     """One Megatron model in one parallel layout, over an initialised ``torch.distributed`` world.
 
-    Every method is collective: all ranks call it with the same arguments. :meth:`close` destroys the parallel state, after
-    which the same processes may open a trainer in another layout.
+    Every method is collective: all ranks call it with the same arguments. :meth:`close` destroys the parallel state,
+    after which the same processes may open a trainer in another layout.
     """
 
     def __init__(
@@ -65,8 +65,8 @@ class Trainer:
         check_layout(Layout(train=layout), shape, contract)
         if dist.get_world_size() != layout.world_size:
             raise LayoutRefused(
-                f"layout tp={layout.tp} pp={layout.pp} cp={layout.cp} dp={layout.dp} needs {layout.world_size} processes, "
-                f"torch.distributed has {dist.get_world_size()}; start as many as the layout has ranks"
+                f"layout tp={layout.tp} pp={layout.pp} cp={layout.cp} dp={layout.dp} needs {layout.world_size} "
+                f"processes, torch.distributed has {dist.get_world_size()}; start as many as the layout has ranks"
             )
         check_kernel_set(shape, contract, kernel_set)
         self._model_dir = Path(model_dir)
@@ -142,8 +142,8 @@ class Trainer:
         """One forward-backward pass over ``sequences`` and, unless ``update`` is false, one optimiser step.
 
         The loss is ``sum over response tokens of -weight * logprob``, divided by the number of response tokens of all
-        ranks. ``weights`` gives each token its weight (an advantage); none is 1 everywhere, the negative log-likelihood.
-        Without an update, each parameter's ``main_grad`` (fp32) holds the finished gradient.
+        ranks. ``weights`` gives each token its weight (an advantage); none is 1 everywhere, the negative
+        log-likelihood. Without an update, each parameter's ``main_grad`` (fp32) holds the finished gradient.
 
         Raises:
             Refusal: as :meth:`score`, or when the trainer was built without an optimiser.

@@ -20,8 +20,8 @@ from ..ops.ulysses import heads_to_tokens, tokens_to_heads
 class SGLangSelfAttention(SelfAttention):
     """Stock self-attention that hands unrotated queries and keys to :class:`SGLangCoreAttention`.
 
-    Positions are only known once the sequence is whole again, and the contract has one table, so a rotary embedding that
-    the surrounding model computed is set aside.
+    Positions are only known once the sequence is whole again, and the contract has one table, so a rotary embedding
+    that the surrounding model computed is set aside.
     """
 
     def forward(self, *args: Any, rotary_pos_emb: Any = None, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
@@ -32,10 +32,10 @@ class SGLangSelfAttention(SelfAttention):
 class SGLangCoreAttention(MegatronModule):
     """RoPE and causal attention over packed sequences, with Ulysses all-to-all around them.
 
-    Takes ``q [t, H / tp, D]``, ``k, v [t, Hkv / tp, D]`` of this rank's ``t = T / cp`` tokens. Under context parallelism
-    each rank trades its tokens of all its heads for all tokens of ``1 / cp`` of them, restored to natural order from
-    ``cu_seqlens`` (the padded ones where the host gives both: padding stands at a sequence's end, where causality keeps
-    it from every real token).
+    Takes ``q [t, H / tp, D]``, ``k, v [t, Hkv / tp, D]`` of this rank's ``t = T / cp`` tokens. Under context
+    parallelism each rank trades its tokens of all its heads for all tokens of ``1 / cp`` of them, restored to natural
+    order from ``cu_seqlens`` (the padded ones where the host gives both: padding stands at a sequence's end, where
+    causality keeps it from every real token).
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class SGLangCoreAttention(MegatronModule):
         expected = 1.0 / math.sqrt(config.kv_channels)
         if softmax_scale is not None and softmax_scale != expected:
             raise OptionRefused(
-                f"megatron option softmax_scale={softmax_scale}; the contract's scale is 1/sqrt(head_dim) = {expected}; "
+                f"megatron option softmax_scale={softmax_scale}; the contract's is 1/sqrt(head_dim) = {expected}; "
                 "leave it unset"
             )
         self._scale = expected

@@ -17,8 +17,8 @@ from ..ops.norm import rms_norm
 def _refuse_bias(layer: Any) -> None:
     if layer.bias is not None:
         raise OptionRefused(
-            f"megatron option add_bias_linear: {type(layer).__name__} was built with a bias; no kernel of the contract adds "
-            "one; build it without"
+            f"megatron option add_bias_linear: {type(layer).__name__} was built with a bias; no kernel of the contract "
+            "adds one; build it without"
         )
 
 
@@ -58,15 +58,15 @@ class SGLangNormColumnParallelLinear(SGLangColumnParallelLinear):
 
 
 class SGLangRowParallelLinear(RowParallelLinear):
-    """``[s, b, K / tp] -> [s, b, N]``: K in the contract's segments, fp32 sums, one tree over all ranks, one rounding."""
+    """``[s, b, K / tp] -> [s, b, N]``: K in fixed segments, fp32 sums, one tree over all ranks, one rounding."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         _refuse_bias(self)
         if not self.input_is_parallel:
             raise OptionRefused(
-                "megatron RowParallelLinear input_is_parallel=False: the contract's row-parallel product takes inputs that "
-                "are already split; pass input_is_parallel=True"
+                "megatron RowParallelLinear input_is_parallel=False: the contract's row-parallel product takes inputs "
+                "that are already split; pass input_is_parallel=True"
             )
         numerics = numerics_of(self.config)
         self._kernels = numerics.kernels

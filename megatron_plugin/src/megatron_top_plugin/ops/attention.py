@@ -61,9 +61,8 @@ def _sequence_backward(
     for first in range(0, length, _QUERY_BLOCK):
         last = min(first + _QUERY_BLOCK, length)
         rows = last - first
-        seen = (torch.arange(last, device=q.device)[None, :] <= torch.arange(first, last, device=q.device)[:, None]).repeat(
-            group, 1
-        )
+        causal = torch.arange(last, device=q.device)[None, :] <= torch.arange(first, last, device=q.device)[:, None]
+        seen = causal.repeat(group, 1)
         block_q = queries[:, :, first:last].reshape(kv_heads, group * rows, dim)
         block_grad = grads[:, :, first:last].reshape(kv_heads, group * rows, dim)
         block_lse = normalisers[:, :, first:last].reshape(kv_heads, group * rows, 1)

@@ -36,9 +36,10 @@ class _VocabularyLookup(Function):
 
 
 def vocabulary_lookup(ids: Tensor, weight: Tensor, first: int, group: dist.ProcessGroup | None) -> Tensor:
-    """Rows ``[.., H]`` of the vocabulary for ``ids [..]`` int64; this rank holds ``weight [V_local, H]`` from ``first`` on.
+    """Rows ``[.., H]`` of the vocabulary for ``ids [..]`` int64; this rank's ``weight [V_local, H]`` begins at ``first``.
 
-    Exactly one rank holds a row, and the sum over ranks is taken over its bits, so that even the sign of a zero survives.
+    Exactly one rank holds a row, and the sum over ranks is taken over its bits, so that even the sign of a zero
+    survives.
     """
     shared = group if group is not None and group.size() > 1 else None
     return apply(_VocabularyLookup, ids, weight, first, shared)

@@ -60,7 +60,8 @@ class _RowLinear(Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
-        # The output is replicated, and so is its gradient: each rank's input columns and weight need nothing from others.
+        # The output is replicated, and so is its gradient: each rank's input columns and weight need nothing from
+        # others.
         (grad,) = grads
         x, weight = ctx.saved_tensors
         grad_x = grad_weight = None

@@ -72,7 +72,8 @@ class _TokenLogprob(Function):
         picked = logits.gather(1, torch.where(held, local, 0).unsqueeze(1))
         target = kernels.scale_logits(picked, temperature).squeeze(1)
         if group is not None:
-            # One exchange: each rank's (max, sum-exp) pairs and its candidate for the target, of which the owner's counts.
+            # One exchange: each rank's (max, sum-exp) pairs and its candidate for the target, of which the owner's
+            # counts.
             mine = torch.cat((maximum, sumexp, target.unsqueeze(1)), dim=1).contiguous()
             parts = [torch.empty_like(mine) for _ in range(shard.ranks)]
             dist.all_gather(parts, mine, group=group)
@@ -89,7 +90,8 @@ class _TokenLogprob(Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None, None]:
         # d logprob / d logit_j = ([j is the target] - softmax_j) / T. The normaliser is already global, so every rank
-        # finds the gradient of its own columns alone: nothing is gathered, and nothing is multiplied by the group's size.
+        # finds the gradient of its own columns alone: nothing is gathered, and nothing is multiplied by the group's
+        # size.
         (grad,) = grads
         logits, local, held, row_max, row_sum = ctx.saved_tensors
         shard: VocabularyShard = ctx.shard
@@ -128,7 +130,7 @@ def token_logprob(
         ValueError: when the logits are not this rank's whole shard, or a target lies outside the real vocabulary.
     """
     if logits.dim() != 2 or logits.shape[1] != shard.width:
-        raise ValueError(f"logits of shape {tuple(logits.shape)} are not [T, {shard.width}], the shard of rank {shard.rank}")
+        raise ValueError(f"logits {tuple(logits.shape)} are not [T, {shard.width}], the shard of rank {shard.rank}")
     if targets.numel() and not (int(targets.min()) >= 0 and int(targets.max()) < shard.vocab_size):
         raise ValueError(f"a target token lies outside [0, {shard.vocab_size})")
     shared = group if group is not None and group.size() > 1 else None

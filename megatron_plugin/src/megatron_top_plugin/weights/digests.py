@@ -19,8 +19,9 @@ PartDigests = dict[tuple[str, int], str]
 
 
 def _sha256(tensor: Tensor) -> str:
-    data = tensor.detach().cpu().contiguous().view(torch.uint8) if tensor.numel() else tensor.new_empty(0, dtype=torch.uint8)
-    return hashlib.sha256(data.cpu().numpy().tobytes()).hexdigest()
+    if not tensor.numel():
+        return hashlib.sha256(b"").hexdigest()
+    return hashlib.sha256(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()
 
 
 def part_digests(model: Any, shape: ModelShape, tp_rank: int, tp_size: int) -> list[PartDigests]:
@@ -32,11 +33,11 @@ def part_digests(model: Any, shape: ModelShape, tp_rank: int, tp_size: int) -> l
             cut = weight_parts(part.name, shape)
             for index in cut.owned(tp_rank, tp_size):
                 start, stop = cut.bounds[index]
-                if part.axis is None:
-                    rows = piece
-                else:
-                    rows = piece.narrow(part.axis, max(0, min(start, stop) - part.start) if stop > start else 0, stop - start)
-                digests[part.name, index] = _sha256(rows)
+                # A part that is padding alone is empty, and may begin before this rank's rows.
+                offset = start - part.start if stop > start else 0
+                digests[part.name, index] = _sha256(
+                    piece if part.axis is None else piece.narrow(part.axis, offset, stop - start)
+                )
         found.append(digests)
     return found
 
@@ -44,8 +45,8 @@ def part_digests(model: Any, shape: ModelShape, tp_rank: int, tp_size: int) -> l
 def gathered_digests(model: Any, shape: ModelShape, tp_rank: int, tp_size: int) -> dict[str, str]:
     """Hugging Face name to content digest of the whole model, the same on every rank and for every TP and PP.
 
-    Every rank's parts are gathered over the world, and parts that several ranks hold (data-parallel replicas, norms under
-    tensor parallelism, the tied embedding on two stages) are compared.
+    Every rank's parts are gathered over the world, and parts that several ranks hold (data-parallel replicas, norms
+    under tensor parallelism, the tied embedding on two stages) are compared.
 
     Raises:
         DigestMismatch: naming a tensor whose copies differ, or that no rank holds.
@@ -58,7 +59,10 @@ def gathered_digests(model: Any, shape: ModelShape, tp_rank: int, tp_size: int) 
         for digests in held or []:
             for (name, index), digest in digests.items():
                 if merged.setdefault((name, index), digest) != digest:
-                    raise DigestMismatch(f"weights of rank {rank}: its copy of {name}, part {index}, differs from another rank's")
+                    raise DigestMismatch(
+                        f"weights of rank {rank}: its copy of {name}, part {index}, differs from another rank's; "
+                        "load both again, or keep tied and replicated weights equal"
+                    )
     whole = {}
     for name in hf_weight_names(shape):
         parts = [merged.get((name, index)) for index in range(weight_parts(name, shape).parts)]

@@ -1,4 +1,4 @@
-"""Which Hugging Face tensors make up each Megatron parameter, and how a tensor-parallel rank's part is cut and laid out."""
+"""Which Hugging Face tensors make up each Megatron parameter, and how a rank's part is cut and laid out."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ _LAYER = re.compile(r"^decoder\.layers\.(\d+)\.(.+)$")
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A rank's part of one Hugging Face tensor: ``[start, stop)`` along ``axis`` (the whole tensor when ``axis`` is None).
+    """A rank's part of one Hugging Face tensor: ``[start, stop)`` along ``axis`` (all of it when ``axis`` is None).
 
-    ``stop`` may lie beyond the tensor in the padded vocabulary; those rows are zeros in Megatron and nothing in the file.
+    ``stop`` may lie beyond the tensor in the padded vocabulary; those rows are zeros in Megatron and nothing in the
+    file.
     """
 
     name: str
@@ -33,7 +34,8 @@ class Part:
 class Parameter:
     """One Megatron parameter of this rank and the Hugging Face parts that it is laid out from.
 
-    ``layout`` is ``plain`` (one part), ``concat`` (gate | up) or ``qkv`` (per KV group: its queries, its key, its value).
+    ``layout`` is ``plain`` (one part), ``concat`` (gate | up) or ``qkv`` (per KV group: its queries, its key, its
+    value).
     """
 
     name: str
@@ -45,8 +47,8 @@ class Parameter:
 def local_parameters(model: Any, shape: ModelShape, tp_rank: int, tp_size: int) -> Iterator[Parameter]:
     """Every parameter of this rank's stage with its Hugging Face parts, in the model's order.
 
-    ``model`` is the bare model (no DDP or precision wrapper). A tied model's last stage holds a copy of the embedding as
-    its head; it appears here under ``model.embed_tokens.weight`` too.
+    ``model`` is the bare model (no DDP or precision wrapper). A tied model's last stage holds a copy of the embedding
+    as its head; it appears here under ``model.embed_tokens.weight`` too.
 
     Raises:
         UnsupportedModel: for a parameter that the mapping does not know.
@@ -74,13 +76,13 @@ def _parts(name: str, numbers: dict[int, int], cut: _Cut) -> tuple[str, tuple[Pa
     if name == "embedding.word_embeddings.weight":
         return "plain", (cut.part("model.embed_tokens.weight", 0, shape.padded_vocab_size),)
     if name == "output_layer.weight":
-        tied = shape.tie_word_embeddings
-        return "plain", (cut.part("model.embed_tokens.weight" if tied else "lm_head.weight", 0, shape.padded_vocab_size),)
+        stored = "model.embed_tokens.weight" if shape.tie_word_embeddings else "lm_head.weight"
+        return "plain", (cut.part(stored, 0, shape.padded_vocab_size),)
     if name == "decoder.final_layernorm.weight":
         return "plain", (Part("model.norm.weight", None, 0, 0),)
     match = _LAYER.match(name)
     if match is None:
-        raise UnsupportedModel(f"megatron parameter {name!r} has no Hugging Face counterpart in this contract's mapping")
+        raise UnsupportedModel(_unknown(name))
     prefix = f"model.layers.{numbers[int(match[1])]}."
     inner = shape.intermediate_size
     whole = {
@@ -108,7 +110,11 @@ def _parts(name: str, numbers: dict[int, int], cut: _Cut) -> tuple[str, tuple[Pa
         case "mlp.linear_fc2.weight":
             return "plain", (cut.part(prefix + "mlp.down_proj.weight", 1, inner),)
         case _:
-            raise UnsupportedModel(f"megatron parameter {name!r} has no Hugging Face counterpart in this contract's mapping")
+            raise UnsupportedModel(_unknown(name))
+
+
+def _unknown(name: str) -> str:
+    return f"megatron parameter {name!r} has no Hugging Face counterpart here; build a dense Qwen3"
 
 
 def to_megatron(pieces: list[Tensor], layout: str, shape: ModelShape) -> Tensor:

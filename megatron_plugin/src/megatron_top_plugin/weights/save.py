@@ -18,13 +18,20 @@ from .._contract.schema.weights import weight_parts
 from .mapping import Part, from_megatron, local_parameters
 
 #: What a Hugging Face folder carries beside its weights, copied when it is there.
-_COMPANIONS = ("config.json", "generation_config.json", "tokenizer*", "special_tokens_map.json", "vocab.json", "merges.txt")
+_COMPANIONS = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer*",
+    "special_tokens_map.json",
+    "vocab.json",
+    "merges.txt",
+)
 
 
 def whole_tensors(
     model: Any, shape: ModelShape, tp_group: Any, value: Callable[[Tensor], Tensor] = lambda parameter: parameter
 ) -> Iterator[tuple[str, Tensor, bool]]:
-    """This stage's tensors as Hugging Face stores them: (name, CPU tensor, whether it is the tied copy of the embedding).
+    """This stage's tensors as Hugging Face stores them: (name, CPU tensor, whether it is the embedding's tied copy).
 
     Gathered over the tensor-parallel group and trimmed to the real vocabulary; every rank of the group gets them.
     ``value`` picks what to gather for a parameter: itself, or something of its shape such as its gradient.
@@ -58,10 +65,10 @@ def save_hf_weights(
     is_writer: bool,
     source: str | Path | None = None,
 ) -> None:
-    """Writes ``folder``: one safetensors file a pipeline stage (with an index when there are several), config and tokenizer.
+    """Writes ``folder``: one safetensors file a pipeline stage, an index when there are several, config, tokenizer.
 
-    All ranks call it. ``is_writer`` is true on one rank a stage (tensor-, context- and data-parallel rank 0). A tied head
-    is not written again. ``source`` is the folder whose config and tokenizer are copied.
+    All ranks call it. ``is_writer`` is true on one rank a stage (tensor-, context- and data-parallel rank 0). A tied
+    head is not written again. ``source`` is the folder whose config and tokenizer are copied.
     """
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,44 @@
+"""A model that a host's arguments build is the trainer's model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.megatron.rank_pool import RankPool
+from tests.megatron.test_layout_parity import bits
+from tests.megatron.tiny_model import TinyModel, prompts
+
+pytestmark = pytest.mark.distributed
+
+SAMPLES = prompts(1003, [(5, 9), (17, 30)])
+
+
+def test_the_model_provider_gives_the_trainers_bits(
+    ranks: RankPool, model_folder: Callable[[TinyModel], str]
+) -> None:
+    """Also where the host derived ``pipeline_dtype`` from the parameters, as hosts do."""
+    model = model_folder(TinyModel())
+    (scores,) = ranks.run("score", 1, model, {}, SAMPLES, [(1.0, None)])
+    expected = [value for values in scores[0] for value in values]
+    assert bits(ranks.run("hosted", 1, model, {}, SAMPLES, "bfloat16")[0]) == bits(expected)
+
+
+def test_parameter_names_are_those_that_converters_know(
+    ranks: RankPool, model_folder: Callable[[TinyModel], str]
+) -> None:
+    names = set(ranks.run("parameter_names", 1, model_folder(TinyModel(num_layers=1)), {})[0])
+    assert names == {
+        "embedding.word_embeddings.weight",
+        "decoder.layers.0.self_attention.linear_proj.weight",
+        "decoder.layers.0.self_attention.linear_qkv.layer_norm_weight",
+        "decoder.layers.0.self_attention.linear_qkv.weight",
+        "decoder.layers.0.self_attention.q_layernorm.weight",
+        "decoder.layers.0.self_attention.k_layernorm.weight",
+        "decoder.layers.0.mlp.linear_fc1.layer_norm_weight",
+        "decoder.layers.0.mlp.linear_fc1.weight",
+        "decoder.layers.0.mlp.linear_fc2.weight",
+        "decoder.final_layernorm.weight",
+        "output_layer.weight",
+    }

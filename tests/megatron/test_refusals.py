@@ -1,0 +1,96 @@
+"""What the contract does not cover is refused in one line that names it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.megatron.rank_pool import RankPool
+from tests.megatron.tiny_model import TinyModel
+
+pytestmark = pytest.mark.distributed
+
+CONFIGS: list[dict[str, Any]] = [
+    {"sequence_parallel": True, "tensor_model_parallel_size": 2},
+    {"hidden_dropout": 0.1},
+    {"attention_dropout": 0.1},
+    {"pipeline_dtype": "bfloat16"},
+    {"add_qkv_bias": True},
+    {"add_bias_linear": True},
+    {"fp32_residual_connection": True},
+    {"softmax_scale": 0.5},
+    {"window_size": (128, 0)},
+    {"layernorm_zero_centered_gamma": True},
+    {"bias_activation_fusion": True},
+    {"num_layers_in_first_pipeline_stage": 1},
+    {"cpu_offloading_activations": False},
+    {"use_mup": True},
+]
+
+
+@pytest.mark.parametrize("changed", CONFIGS, ids=str)
+def test_options(changed: dict[str, Any], ranks: RankPool, model_folder: Callable[[TinyModel], str]) -> None:
+    layout = {"tp": changed.get("tensor_model_parallel_size", 1)}
+    (message,) = ranks.run("error", 1, "config", model_folder(TinyModel()), layout, **changed)
+    assert message.startswith("OptionRefused: ")
+    assert next(iter(changed)) in message
+    assert "\n" not in message
+
+
+def test_a_config_without_a_contract(ranks: RankPool, model_folder: Callable[[TinyModel], str]) -> None:
+    (message,) = ranks.run("error", 1, "stock_config", model_folder(TinyModel()), {})
+    assert "carries no contract" in message
+
+
+@pytest.mark.parametrize(
+    ("layout", "world", "part"),
+    [
+        ({"tp": 2}, 1, "needs 2 processes"),
+        ({"pp": 3}, 3, "pp"),
+        ({"tp": 3}, 3, "tp_divides_segments"),
+        ({"cp": 3}, 3, "tp_times_cp_divides_kv_heads"),
+    ],
+    ids=str,
+)
+def test_layouts(
+    layout: dict[str, int], world: int, part: str, ranks: RankPool, model_folder: Callable[[TinyModel], str]
+) -> None:
+    for message in ranks.run("error", world, "open", model_folder(TinyModel()), layout):
+        assert message.startswith("LayoutRefused: ")
+        assert part in message
+
+
+@pytest.mark.parametrize(
+    ("prompt", "response", "temperature", "part"),
+    [
+        ([], [1], 1.0, "the prompt is empty"),
+        ([1], [], 1.0, "the response is empty"),
+        ([1, 2], [1003], 1.0, "token id 1003"),
+        ([-1], [2], 1.0, "token id -1"),
+        ([1] * 1024, [2], 1.0, "1025 tokens"),
+        ([1], [2], -0.5, "temperature=-0.5"),
+        ([1], [2], float("nan"), "temperature=nan"),
+        ([1], [2], float("inf"), "temperature=inf"),
+    ],
+)
+def test_sequences(
+    prompt: list[int],
+    response: list[int],
+    temperature: float,
+    part: str,
+    ranks: RankPool,
+    model_folder: Callable[[TinyModel], str],
+) -> None:
+    samples = [([1, 2], [3]), (prompt, response)]
+    options = {"samples": samples, "temperature": temperature}
+    (message,) = ranks.run("error", 1, "score", model_folder(TinyModel()), {}, **options)
+    assert part in message
+    assert "\n" not in message
+
+
+def test_a_dtype_that_no_kernel_takes(ranks: RankPool, model_folder: Callable[[TinyModel], str]) -> None:
+    (message,) = ranks.run("error", 1, "open", model_folder(TinyModel()), {}, "float16")
+    assert message.startswith("OptionRefused: ")
+    assert "float16" in message

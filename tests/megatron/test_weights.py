@@ -1,0 +1,121 @@
+"""Weights in and out, and their digests.
+
+Theorem: loading a Hugging Face folder and saving it from any layout gives back the same bytes, sharded or not; every
+layout shows the same digests; and one flipped bit changes both its tensor's digest and the log-probs.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.megatron.layouts import LAYOUTS, Layout, world_size
+from tests.megatron.rank_pool import RankPool
+from tests.megatron.test_layout_parity import bits
+from tests.megatron.tiny_model import TinyModel, prompts, tensors
+
+pytestmark = pytest.mark.distributed
+
+SAMPLES = prompts(1003, [(5, 9), (17, 30)])
+NAMES = ("tp2", "pp2", "tp2pp2", "cp2", "tp4")
+
+
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+@pytest.mark.parametrize("layout", [{}, *(LAYOUTS[name] for name in NAMES[:3])], ids=str)
+def test_round_trip(
+    layout: Layout, tied: bool, ranks: RankPool, model_folder: Callable[[TinyModel], str], tmp_path: Path
+) -> None:
+    spec = TinyModel(tied=tied, trained=True)
+    folder = model_folder(spec)
+    ranks.run("save", world_size(layout), folder, layout, str(tmp_path))
+    files = sorted(tmp_path.glob("*.safetensors"))
+    assert len(files) == layout.get("pp", 1)
+    saved: dict[str, torch.Tensor] = {}
+    for file in files:
+        part = load_file(file)
+        assert not saved.keys() & part.keys()
+        saved |= part
+    expected = tensors(spec)
+    assert saved.keys() == expected.keys()
+    assert all(torch.equal(saved[name].view(torch.int16), expected[name].view(torch.int16)) for name in expected)
+    # The folder is whole: it loads again, through its index where it has one, in another layout.
+    first = ranks.run("score", 1, folder, {}, SAMPLES, [(1.0, None)])[0]
+    assert bits(ranks.run("score", 2, str(tmp_path), {"tp": 2}, SAMPLES, [(1.0, None)])[0]) == bits(first)
+
+
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+def test_digests_are_the_same_in_every_layout(
+    tied: bool, ranks: RankPool, model_folder: Callable[[TinyModel], str]
+) -> None:
+    folder = model_folder(TinyModel(tied=tied))
+    expected = ranks.run("receipts", 1, folder, {})[0][0]["weights"]
+    assert expected.keys() == tensors(TinyModel(tied=tied)).keys()
+    for name in NAMES:
+        for shown in ranks.run("receipts", world_size(LAYOUTS[name]), folder, LAYOUTS[name]):
+            assert all(receipt["weights"] == expected for receipt in shown)
+
+
+def test_a_flipped_bit_changes_the_digest_and_the_log_probs(
+    ranks: RankPool, model_folder: Callable[[TinyModel], str], tmp_path: Path
+) -> None:
+    folder = model_folder(TinyModel())
+    flipped = tmp_path / "flipped"
+    shutil.copytree(folder, flipped)
+    name = "model.layers.1.mlp.down_proj.weight"
+    weights = load_file(flipped / "model.safetensors")
+    weights[name].view(torch.int16)[5] ^= 1
+    save_file(weights, flipped / "model.safetensors", metadata={"format": "pt"})
+    for layout in ({}, {"tp": 2}):
+        world = world_size(layout)
+        before = ranks.run("receipts", world, folder, layout)[0][0]["weights"]
+        after = ranks.run("receipts", world, str(flipped), layout)[0][0]["weights"]
+        assert [tensor for tensor in before if before[tensor] != after[tensor]] == [name]
+    one = ranks.run("score", 1, folder, {}, SAMPLES, [(1.0, None)])[0]
+    assert bits(ranks.run("score", 1, str(flipped), {}, SAMPLES, [(1.0, None)])[0]) != bits(one)
+
+
+def test_tied_copies_that_drift_apart_are_named(ranks: RankPool, model_folder: Callable[[TinyModel], str]) -> None:
+    messages = ranks.run("error", 2, "tied_copies_apart", model_folder(TinyModel(tied=True)), {"pp": 2})
+    assert all("DigestMismatch" in text and "model.embed_tokens.weight, part 0" in text for text in messages)
+
+
+def test_a_tied_checkpoint_may_store_its_head(
+    ranks: RankPool, model_folder: Callable[[TinyModel], str], tmp_path: Path
+) -> None:
+    folder = model_folder(TinyModel(tied=True))
+    copy = tmp_path / "with-head"
+    shutil.copytree(folder, copy)
+    weights = load_file(copy / "model.safetensors")
+    weights["lm_head.weight"] = weights["model.embed_tokens.weight"].clone()
+    save_file(weights, copy / "model.safetensors", metadata={"format": "pt"})
+    one = ranks.run("score", 1, folder, {}, SAMPLES, [(1.0, None)])[0]
+    assert bits(ranks.run("score", 1, str(copy), {}, SAMPLES, [(1.0, None)])[0]) == bits(one)
+
+
+@pytest.mark.parametrize("damage", ["missing", "surplus", "shape", "no file"])
+def test_folders_that_do_not_hold_the_model(
+    damage: str, ranks: RankPool, model_folder: Callable[[TinyModel], str], tmp_path: Path
+) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(model_folder(TinyModel()), broken)
+    weights = load_file(broken / "model.safetensors")
+    if damage == "missing":
+        del weights["model.layers.1.self_attn.k_norm.weight"]
+    elif damage == "surplus":
+        weights["model.layers.1.self_attn.q_proj.bias"] = torch.zeros(256)
+    elif damage == "shape":
+        weights["model.norm.weight"] = torch.ones(64)
+    save_file(weights, broken / "model.safetensors", metadata={"format": "pt"})
+    if damage == "no file":
+        (broken / "model.safetensors").unlink()
+    (message,) = ranks.run("error", 1, "open", str(broken), {})
+    assert message.startswith("UnsupportedModel: ")
+    assert "\n" not in message
+    assert {"missing": "k_norm", "surplus": "q_proj.bias", "shape": "model.norm.weight", "no file": "neither"}[
+        damage
+    ] in message
