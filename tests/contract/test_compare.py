@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from contract_schema.schema.compare import compare_logprobs
+from contract_schema.schema.compare import LogprobComparison, compare_logprobs
 from contract_schema.schema.errors import Refusal
 
 fp32 = st.floats(width=32)
@@ -112,3 +112,11 @@ def test_exact_is_equality_of_finite_bits(pairs: list[tuple[float, float]]) -> N
     assert found.exact is same
     assert found.token_count == len(pairs)
     assert (found.mean_abs_diff is None) == (found.nonfinite_count > 0)
+
+
+def test_counts_without_a_token_are_not_exact() -> None:
+    nothing = LogprobComparison(
+        token_count=0, mismatch_count=0, mean_abs_diff=0.0, max_abs_diff=0.0, nonfinite_count=0, stale_count=0
+    )
+    assert not nothing.exact
+    assert nothing.model_copy(update={"token_count": 1}).exact
