@@ -5,21 +5,27 @@ from __future__ import annotations
 from argparse import Namespace
 from typing import Any
 
+import megatron.training
 import numpy as np
+import pytest
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state as mpu
+from megatron.core.models.gpt import GPTModel
 from megatron.core.transformer.transformer_config import TransformerConfig
 
+from megatron_top_plugin import training
 from megatron_top_plugin._contract.kernels.kernel_set import load_kernel_set
 from megatron_top_plugin._contract.schema.errors import Refusal
 from megatron_top_plugin._contract.schema.layout import TrainLayout
 from megatron_top_plugin._contract.schema.profile import read_shape
 from megatron_top_plugin._contract.schema.registry import load_contract
 from megatron_top_plugin.config import Recompute, TrueOnPolicyConfig, contract_settings
-from megatron_top_plugin.hosts import build_from_args
+from megatron_top_plugin.hosts import build_from_args, layer_spec
+from megatron_top_plugin.layers import attention, linear, residual
 from megatron_top_plugin.logprobs import forward_packed, packed_logprobs
 from megatron_top_plugin.numerics import Numerics
+from megatron_top_plugin.ops import logprob
 from megatron_top_plugin.ops.logprob import VocabularyShard, token_logprob
 from megatron_top_plugin.packing import Sequence, pack
 from megatron_top_plugin.spec import get_block_spec
@@ -205,41 +211,134 @@ def logprob_gradient(vocab_size: int, seed: int) -> Any:
     return out.detach().numpy(), logits.grad.numpy()
 
 
-def hosted(model: str, layout: dict[str, Any], samples: Samples, pipeline_dtype: str) -> list[float]:
+def _host(model: str, **changed: Any) -> tuple[Namespace, TransformerConfig]:
+    """Parsed arguments and the stock config as a host makes them, on one rank."""
+    shape = read_shape(model, load_contract(CONTRACT))
+    arguments = Namespace(
+        hf_checkpoint=model,
+        tensor_model_parallel_size=1,
+        pipeline_model_parallel_size=1,
+        context_parallel_size=1,
+        use_cpu_initialization=True,
+    )
+    sizes = {
+        "num_layers": shape.num_hidden_layers,
+        "hidden_size": shape.hidden_size,
+        "num_attention_heads": shape.num_attention_heads,
+        "num_query_groups": shape.num_key_value_heads,
+        "kv_channels": shape.head_dim,
+    }
+    recompute = {"recompute_granularity": "selective", "recompute_modules": ["core_attn"]}
+    return arguments, TransformerConfig(
+        **(sizes | recompute | {"bf16": True, "params_dtype": torch.bfloat16} | changed)
+    )
+
+
+def _packed(model: Any, samples: Samples) -> list[float]:
+    batch = pack(_sequences(samples), range(len(samples)), TrainLayout(), 0)
+    group = mpu.get_tensor_model_parallel_group()
+    logprobs = packed_logprobs(forward_packed(model, batch), batch.labels, model.config, group)
+    return [float(value) for value in logprobs[batch.slots >= 0]]
+
+
+def hosted(model: str, samples: Samples) -> list[float]:
     """Log-probs of a model that a host's arguments and stock config built (one rank)."""
-    with _trainer(model, layout, "bfloat16") as trainer:
-        contract = load_contract(CONTRACT)
-        shape = read_shape(model, contract)
-        stock = TransformerConfig(
-            num_layers=shape.num_hidden_layers,
-            hidden_size=shape.hidden_size,
-            num_attention_heads=shape.num_attention_heads,
-            num_query_groups=shape.num_key_value_heads,
-            kv_channels=shape.head_dim,
-            bf16=True,
-            params_dtype=torch.bfloat16,
-            pipeline_dtype=getattr(torch, pipeline_dtype),
-            recompute_granularity="selective",
-            recompute_modules=["core_attn"],
+    with _trainer(model, {}, "bfloat16") as trainer:
+        # Hosts derive the stages' type from the parameters' type.
+        arguments, stock = _host(model, pipeline_dtype=torch.bfloat16)
+        made = build_from_args(arguments, stock, pre_process=True, post_process=True, vp_stage=None)
+        assert made.config.pipeline_dtype is torch.float32
+        assert made.config.recompute_granularity == "selective"
+        load_hf_weights(made, model, trainer.shape, 0, 1)
+        return _packed(made, samples)
+
+
+def layers_in_a_stock_model(model: str, samples: Samples) -> tuple[list[float], list[float]]:
+    """(log-probs of the trainer, of stock ``GPTModel`` around the spec's layers) on one rank."""
+    with _trainer(model, {}, "bfloat16") as trainer, pytest.MonkeyPatch.context() as patch:
+        arguments, _ = _host(model)
+        patch.setattr(megatron.training, "get_args", lambda: arguments)
+        numerics = trainer.model.config.true_on_policy
+        config = TransformerConfig(**contract_settings(numerics, TrainLayout(), torch.bfloat16))
+        made = GPTModel(
+            config,
+            layer_spec(config),
+            vocab_size=trainer.shape.padded_vocab_size,
+            max_sequence_length=1024,
+            position_embedding_type="rope",
         )
-        arguments = Namespace(
-            hf_checkpoint=model,
-            tensor_model_parallel_size=1,
-            pipeline_model_parallel_size=1,
-            context_parallel_size=1,
-            use_cpu_initialization=True,
-        )
-        hosted_model = build_from_args(arguments, stock, pre_process=True, post_process=True, vp_stage=None)
-        assert hosted_model.config.pipeline_dtype is torch.float32
-        assert hosted_model.config.recompute_granularity == "selective"
-        load_hf_weights(hosted_model, model, trainer.shape, 0, 1)
-        batch = pack(_sequences(samples), range(len(samples)), TrainLayout(**layout), 0)
-        logits = forward_packed(hosted_model, batch)
-        group = mpu.get_tensor_model_parallel_group()
-        taken = packed_logprobs(logits, batch.labels, hosted_model.config, group)[batch.slots >= 0]
-        return [float(value) for value in taken]
+        assert {type(layer.mlp) for layer in made.decoder.layers} == {type(trainer.model.decoder.layers[0].mlp)}
+        load_hf_weights(made, model, trainer.shape, 0, 1)
+        return _packed(trainer.model, samples), _packed(made, samples)
 
 
 def parameter_names(model: str, layout: dict[str, Any]) -> list[str]:
     with _trainer(model, layout, "bfloat16") as trainer:
         return [name for name, _ in trainer.model.named_parameters()]
+
+
+def scores_with_fault(fault: str, model: str, layout: dict[str, Any], samples: Samples) -> list[list[float]]:
+    """Scores under a fault put into this process for the time of the call."""
+    with pytest.MonkeyPatch.context() as patch:
+        _FAULTS[fault](patch)
+        return score(model, layout, samples, [(1.0, None)])[0]
+
+
+def gradients_with_fault(fault: str, *arguments: Any, **options: Any) -> tuple[float, Arrays]:
+    with pytest.MonkeyPatch.context() as patch:
+        _FAULTS[fault](patch)
+        return gradients(*arguments, **options)
+
+
+def _reduce_without_a_tree(patch: pytest.MonkeyPatch) -> None:
+    """Row-parallel sums rounded on each rank before they are added, as an all-reduce of activations does."""
+    original = linear.row_linear
+
+    def rounded(x: Any, weight: Any, kernels: Any, segments: int, group: Any) -> Any:
+        if group is None or group.size() == 1:
+            return original(x, weight, kernels, segments, group)
+        partial = kernels.linear_partial(x, weight, segments // group.size()).to(x.dtype)
+        dist.all_reduce(partial, group=group)
+        return partial
+
+    patch.setattr(linear, "row_linear", rounded)
+
+
+def _zigzag_read_as_contiguous(patch: pytest.MonkeyPatch) -> None:
+    original = attention.natural_order
+    patch.setattr(attention, "natural_order", lambda bounds, size, layout: original(bounds, size, "contiguous"))
+
+
+def _vocabulary_gradient_times_ranks(patch: pytest.MonkeyPatch) -> None:
+    """What gathering the vocabulary with a reduce-scatter backward does when every rank computes the same loss."""
+    original = logprob._TokenLogprob.backward
+
+    def scaled(ctx: Any, *grads: Any) -> Any:
+        first, *rest = original(ctx, *grads)
+        return first * ctx.shard.ranks, *rest
+
+    patch.setattr(logprob._TokenLogprob, "backward", staticmethod(scaled))
+
+
+def _loss_times_cp(patch: pytest.MonkeyPatch) -> None:
+    original = training.policy_gradient_sum
+
+    def scaled(*arguments: Any) -> Any:
+        total, count = original(*arguments)
+        return total * mpu.get_context_parallel_world_size(), count
+
+    patch.setattr(training, "policy_gradient_sum", scaled)
+
+
+def _residual_rounded_between_layers(patch: pytest.MonkeyPatch) -> None:
+    original = residual.residual_add
+    patch.setattr(residual, "residual_add", lambda x, carried: original(x, carried).to(x.dtype).float())
+
+
+_FAULTS = {
+    "reduce without a tree": _reduce_without_a_tree,
+    "zigzag read as contiguous": _zigzag_read_as_contiguous,
+    "vocabulary gradient times ranks": _vocabulary_gradient_times_ranks,
+    "loss times cp": _loss_times_cp,
+    "residual rounded between layers": _residual_rounded_between_layers,
+}

@@ -111,7 +111,8 @@ def gather_receipts(
         hooks=hooks,
         compiled_kernels=numerics.kernels.compiled_kernels(),
         rope_digest=_rope_digest(model),
-        weights=weights,
+        # One list for the engine; every rank shows the digest over it.
+        weights=weights if dist.get_rank() == 0 else None,
         weights_digest=weights_digest(weights),
         weight_version=weight_version,
     )

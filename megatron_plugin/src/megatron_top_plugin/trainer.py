@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence as SequenceOf
 from pathlib import Path
 from types import TracebackType
@@ -78,6 +79,7 @@ class Trainer:
         self._optimizer = optimizer
         self._cpu = CpuSupport() if device == "cpu" else None
         self._model: Any = None
+        self._config: Any = None
         self._training: Training | None = None
         if self._cpu is not None:
             self._cpu.start()
@@ -177,10 +179,15 @@ class Trainer:
         )
 
     def close(self) -> None:
-        """Destroys Megatron's parallel state and takes the CPU support out; ``torch.distributed`` stays as it was."""
+        """Destroys Megatron's parallel state and its groups and takes the CPU support out; the world itself stays."""
         self._training = None
-        self._model = None
+        self._model = self._config = None
+        # DDP's hooks form cycles that hold process groups, and each group of gloo holds threads.
+        gc.collect()
+        groups = [group for group in mpu._global_process_group_list or () if group is not None]
         mpu.destroy_model_parallel()
+        for group in groups:
+            dist.destroy_process_group(group)
         if self._cpu is not None:
             self._cpu.stop()
             self._cpu = None

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import Any
 
 from megatron.core.transformer.attention import SelfAttention
 from megatron.core.transformer.module import MegatronModule
 from torch import Tensor
 
-from .._contract.schema.errors import OptionRefused
+from .._contract.schema.errors import LayoutRefused, OptionRefused
 from ..context_parallel import natural_order, natural_positions
 from ..numerics import numerics_of
 from ..ops.attention import attention
@@ -65,6 +66,17 @@ class SGLangCoreAttention(MegatronModule):
         """The fp32 table that this layer rotates by."""
         return self._numerics.rope_table
 
+    def _positions(self, bounds: tuple[int, ...]) -> Tensor:
+        """int64 ``[T]``. The padding that context parallelism needs may reach past the table; real tokens may not."""
+        rows = self.rope_table.shape[0]
+        longest = max(end - start for start, end in pairwise(bounds))
+        padding = 2 * self._cp_group.size() - 1 if self._cp_group is not None else 0
+        if longest > rows + padding:
+            raise LayoutRefused(
+                f"a packed sequence of {longest} tokens is longer than the model's {rows} positions; shorten it"
+            )
+        return natural_positions(bounds).clamp(max=rows - 1)
+
     def forward(
         self,
         query: Tensor,
@@ -94,8 +106,8 @@ class SGLangCoreAttention(MegatronModule):
             value = tokens_to_heads(value, order, self._cp_group)
         if bounds[-1] != query.shape[0]:
             raise ValueError(f"cu_seqlens end at {bounds[-1]}, but the batch has {query.shape[0]} tokens")
-        positions = natural_positions(bounds).to(query.device)
         table = self.rope_table.to(query.device)
+        positions = self._positions(bounds).to(query.device)
         query, key = rope(query, positions, table, kernels), rope(key, positions, table, kernels)
         out = attention(query, key, value, cu_seqlens, self._scale, kernels)
         if self._cp_group is not None:

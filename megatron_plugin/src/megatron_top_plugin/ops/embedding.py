@@ -36,7 +36,7 @@ class _VocabularyLookup(Function):
 
 
 def vocabulary_lookup(ids: Tensor, weight: Tensor, first: int, group: dist.ProcessGroup | None) -> Tensor:
-    """Rows ``[.., H]`` of the vocabulary for ``ids [..]`` int64; this rank's ``weight [V_local, H]`` begins at ``first``.
+    """Rows ``[.., H]`` of the vocabulary for int64 ``ids [..]``; ``weight [V_local, H]`` begins at ``first``.
 
     Exactly one rank holds a row, and the sum over ranks is taken over its bits, so that even the sign of a zero
     survives.
