@@ -1,7 +1,7 @@
 """One engine on one process.
 
-Theorem 1: the log-prob returned when a token is sampled has the bits of the one that prefill gives the same token, whatever
-the batch, the temperature, the prompt's length and the cache's state.
+Theorem 1: the log-prob returned when a token is sampled has the bits of the one that prefill gives the same token,
+whatever the batch, the temperature, the prompt's length and the cache's state.
 Theorem 2: a request's tokens and log-probs are functions of its prompt, its temperature and its seed.
 By 1 and 2 the rollout may be scored once, at decode, by any process that computes what prefill computes.
 """
@@ -186,6 +186,30 @@ def test_receipt_shows_live_objects(live: Any) -> None:
     assert len(receipt["weights"]) == 11 * tiny.LAYERS + 2
 
 
+def _update(live: Any, weights: dict[str, torch.Tensor], **more: Any) -> None:
+    """As ``Engine.update_weights_from_tensor``, whose signature lacks ``weight_version``."""
+    from sglang.srt.managers.io_struct import UpdateWeightsFromTensorReqInput
+
+    request = UpdateWeightsFromTensorReqInput(
+        serialized_named_tensors=live._serialize_tensors_per_rank(list(weights.items()), None), **more
+    )
+    success, message = live.loop.run_until_complete(live.tokenizer_manager.update_weights_from_tensor(request, None))
+    assert success, message
+
+
+def test_a_cache_of_older_weights_is_not_read(live: Any, tied_model: Path) -> None:
+    """An update in buckets flushes with its last one; a request in between is refused, and the engine lives."""
+    from safetensors.torch import load_file
+
+    norm = {"model.norm.weight": load_file(tied_model / "model.safetensors")["model.norm.weight"]}
+    sample(live, PROMPTS[:3], 1.0)
+    _update(live, norm, flush_cache=False)
+    with pytest.raises(ValueError, match="older weights"):
+        live.generate(input_ids=PROMPTS[2], sampling_params={"max_new_tokens": 2})
+    _update(live, norm, flush_cache=True)
+    assert sample(live, PROMPTS[:3], 1.0)
+
+
 def test_weight_updates_renew_the_receipt(live: Any, tied_model: Path, tmp_path: Path) -> None:
     def receipt() -> dict[str, Any]:
         (one,) = live.get_server_info()["true_on_policy"]["receipts"]
@@ -203,7 +227,7 @@ def test_weight_updates_renew_the_receipt(live: Any, tied_model: Path, tmp_path:
     from safetensors.torch import load_file
 
     weights = load_file(tied_model / "model.safetensors")
-    assert live.update_weights_from_tensor(list(weights.items()), weight_version="7")[0]
+    _update(live, weights, weight_version="7")
     back = receipt()
     assert back["weights"] == before["weights"]
     assert back["weight_version"] == "7"
@@ -213,7 +237,7 @@ def test_weight_updates_renew_the_receipt(live: Any, tied_model: Path, tmp_path:
 
     flipped = weights["model.layers.1.mlp.down_proj.weight"].view(torch.int16).clone()
     flipped[3, 5] ^= 1
-    assert live.update_weights_from_tensor([("model.layers.1.mlp.down_proj.weight", flipped.view(torch.bfloat16))])[0]
+    _update(live, {"model.layers.1.mlp.down_proj.weight": flipped.view(torch.bfloat16)})
     differ = [name for name, digest in receipt()["weights"].items() if digest != before["weights"][name]]
     assert differ == ["model.layers.1.mlp.down_proj.weight"]
 
@@ -222,7 +246,7 @@ def test_nan_logits_surface_as_nan(live: Any, tied_model: Path) -> None:
     """Last in the module: it poisons the weights. Nothing on the way may turn NaN into a number."""
     live.flush_cache()
     poison = torch.full((tiny.HIDDEN,), math.nan, dtype=torch.bfloat16)
-    assert live.update_weights_from_tensor([("model.norm.weight", poison)])[0]
+    _update(live, {"model.norm.weight": poison})
     (one,) = sample(live, [[1, 2, 3]], 1.0, new_tokens=3)
     assert all(math.isnan(value) for value in one.logprobs)
     (scored,) = rescore(live, [one], 1.0)

@@ -1,7 +1,8 @@
 """The same requests on several engines.
 
 Theorem: tokens and log-probs do not depend on the tensor-parallel size, on the size of prefill chunks, or on whether a
-request was retracted and computed again. Each engine below differs from the first in two of these at once; equal bits prove both.
+request was retracted and computed again. Each engine below differs from the first in two of these at once: equal bits
+prove both.
 """
 
 from __future__ import annotations
@@ -48,12 +49,11 @@ def runs(tied_model: Path) -> dict[str, Run]:
     for name, arguments in ENGINES.items():
         with engine(tied_model, **arguments) as made:
             samples = {temperature: sample(made, PROMPTS, temperature) for temperature in (0.0, 0.7, 1.0)}
-            found[name] = Run(
-                samples=samples,
-                crowd=sample(made, CROWD, 1.0, new_tokens=64),
-                rescored=rescore(made, samples[0.7], 0.7),
-                receipts=made.get_server_info()["true_on_policy"]["receipts"],
-            )
+            crowd = sample(made, CROWD, 1.0, new_tokens=64)
+            rescored = rescore(made, samples[0.7], 0.7)
+            assert made.update_weights_from_disk(str(tied_model))[0]  # so that every rank takes its receipt again
+            receipts = made.get_server_info()["true_on_policy"]["receipts"]
+            found[name] = Run(samples, crowd, rescored, receipts)
     return found
 
 

@@ -99,6 +99,8 @@ async def _internal_state(original: Callable[..., Awaitable[list[dict[str, Any]]
     if contract_name(self.server_args) is not None:
         info: dict[str, Any] = getattr(self, _INFO)
         info[INFO_KEY] = states[0].pop(INFO_KEY)
+        for receipt in info[INFO_KEY]["receipts"]:
+            receipt["weight_version"] = self.config_value("weight_version")  # as it stands beside each response
     return states
 
 

@@ -20,26 +20,26 @@ from .flag import FLAG_HOOKS
 from .hooks import Hook
 from .weights import gathered_digests
 
-_shown: dict[str, Any] = {}
-_weight_version = "default"
+_shown: dict[str, Any] | None = None
 
 
-def shown() -> dict[str, Any]:
-    """``{"contract": name, "receipts": [one of each rank, as JSON values]}``, as last taken."""
-    return dict(_shown)
+def forget() -> None:
+    """Drops the receipts: weights have changed."""
+    global _shown
+    _shown = None
 
 
-def take(model_runner: Any, hooks: Iterable[Hook], weight_version: str | None) -> None:
-    """Makes this rank's receipt, gathers those of all ranks. Collective: every rank must call it.
+def shown(model_runner: Any, hooks: Iterable[Hook]) -> dict[str, Any]:
+    """``{"contract": name, "receipts": [one of each rank, as JSON values]}``, taken now unless nothing has changed.
 
-    ``weight_version`` None keeps the last one.
+    Collective over tensor-parallel ranks: every rank must call it.
 
     Raises:
         ReceiptMismatch: when a live object is not what the contract put there.
     """
-    global _weight_version, _shown
-    if weight_version is not None:
-        _weight_version = weight_version
+    global _shown
+    if _shown is not None:
+        return dict(_shown)
     check_vendored()
     mine = _receipt(model_runner, hooks)
     everyone: list[Any] = [None] * active().tp_size
@@ -48,6 +48,7 @@ def take(model_runner: Any, hooks: Iterable[Hook], weight_version: str | None) -
     else:
         torch.distributed.all_gather_object(everyone, mine.model_dump(mode="json"), group=get_tp_group().cpu_group)
     _shown = {"contract": active().contract.name, "receipts": everyone}
+    return dict(_shown)
 
 
 def _receipt(model_runner: Any, hooks: Iterable[Hook]) -> Receipt:
@@ -87,7 +88,7 @@ def _receipt(model_runner: Any, hooks: Iterable[Hook]) -> Receipt:
         rope_digest=_rope_digest(model),
         weights=tensors,
         weights_digest=weights_digest(tensors),
-        weight_version=_weight_version,
+        weight_version=model_runner.server_args.weight_version,
     )
 
 

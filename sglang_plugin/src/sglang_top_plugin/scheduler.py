@@ -12,25 +12,30 @@ from .active import active
 from .hooks import Hook
 from .stopping import loud
 
+#: Whether the cache may hold keys and values of weights before the last update.
+_old_cache = False
+
 
 def _init_info(result: dict[str, Any], self: Any) -> dict[str, Any]:
-    """Every rank runs this once, when its model stands: all receipts are gathered here."""
+    """Every rank runs this once, when its model stands: the receipts are gathered here."""
     with loud("receipt"):
-        receipts.take(self.tp_worker.model_runner, SCHEDULER_HOOKS, weight_version=self.server_args.weight_version)
-    result["true_on_policy"] = receipts.shown()
+        result["true_on_policy"] = receipts.shown(self.tp_worker.model_runner, SCHEDULER_HOOKS)
     return result
 
 
 def _internal_state(result: Any, self: Any, recv_req: Any) -> Any:
-    result.internal_state["true_on_policy"] = receipts.shown()
+    """Every rank runs this for each question, so receipts that a weight update made stale are taken again here."""
+    with loud("receipt"):
+        result.internal_state["true_on_policy"] = receipts.shown(self.tp_worker.model_runner, SCHEDULER_HOOKS)
     return result
 
 
 def _updated(result: Any, self: Any, recv_req: Any) -> Any:
-    """After any road by which weights change, on every rank: hash what is held now, whether or not it succeeded."""
-    with loud("receipt after a weight update"):
-        version = getattr(recv_req, "weight_version", None) if getattr(result, "success", True) else None
-        receipts.take(self.tp_worker.model_runner, SCHEDULER_HOOKS, weight_version=version)
+    """After any road by which weights change, whether or not it succeeded."""
+    global _old_cache
+    receipts.forget()
+    if not getattr(recv_req, "flush_cache", True):
+        _old_cache = True  # more buckets may follow; the last one flushes
     return result
 
 
@@ -45,9 +50,16 @@ def _group_without_nccl(original: Callable[..., Any], *args: Any, **kwargs: Any)
     return original(*args, **kwargs)
 
 
-def _refuse_seedless(original: Callable[..., None], self: Any, recv_req: Any) -> None:
-    """A request that did not come through our frontend has no seed: it is aborted with a line, as stock aborts one."""
-    if recv_req.sampling_params.sampling_seed is not None:
+def _guard(original: Callable[..., None], self: Any, recv_req: Any) -> None:
+    """Aborts, as stock aborts a bad request, one that the contract cannot serve as the engine stands now."""
+    global _old_cache
+    if _old_cache and self.tree_cache.evictable_size() + self.tree_cache.protected_size() == 0:
+        _old_cache = False
+    if recv_req.sampling_params.sampling_seed is None:
+        line = "the request reached the scheduler unchecked and without a seed; send it through this engine's frontend"
+    elif _old_cache:
+        line = "the cache holds keys of older weights; flush it, or give flush_cache=True with the last weight update"
+    else:
         original(self, recv_req)
         return
     from sglang.srt.managers.schedule_batch import Req
@@ -61,10 +73,7 @@ def _refuse_seedless(original: Callable[..., None], self: Any, recv_req: Any) ->
         http_worker_ipc=recv_req.http_worker_ipc,
     )
     req.tokenizer = self.tokenizer
-    req.set_finish_with_abort(
-        "true-on-policy: the request reached the scheduler unchecked and without a seed; send it through this engine's "
-        "own tokenizer manager"
-    )
+    req.set_finish_with_abort(f"true-on-policy: {line}")
     self.init_req_max_new_tokens(req)
     self._add_request_to_queue(req)
 
@@ -87,12 +96,17 @@ SCHEDULER_HOOKS = (
     ),
     Hook(
         f"{_SCHEDULER}.handle_generate_request",
-        _refuse_seedless,
+        _guard,
         HookType.AROUND,
-        "aborts a request that came around the frontend's checks",
+        "aborts a request that came around the frontend's checks, or that would read keys of older weights",
     ),
     *(
-        Hook(f"{_UPDATER}.{name}", _updated, HookType.AFTER, "weights changed: their digests are taken again")
+        Hook(
+            f"{_UPDATER}.{name}",
+            _updated,
+            HookType.AFTER,
+            "weights changed: receipts are stale, and the cache is unless it was flushed",
+        )
         for name in (
             "update_weights_from_disk",
             "update_weights_from_tensor",
