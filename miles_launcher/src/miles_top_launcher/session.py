@@ -42,6 +42,8 @@ def run_verify(request: VerifyRequest) -> int:
         from .verify import run
 
         report = run(plan, request.model, workspace, say)
+        if plan.report is not None:
+            write_json(report, plan.report)
     except Refusal as refusal:
         progress.print(f"refused: {one_line(refusal)}", markup=False, soft_wrap=True)
         return REFUSED
@@ -49,13 +51,15 @@ def run_verify(request: VerifyRequest) -> int:
         keep_logs = True
         progress.print(f"failed: {one_line(failure)}", markup=False, soft_wrap=True)
         return REFUSED
+    except OSError as error:
+        # Uncaught, a full disk would end with Python's exit code 1, which says "differs".
+        progress.print(f"failed: {one_line(error)}", markup=False, soft_wrap=True)
+        return REFUSED
     finally:
         if not keep_logs:
             shutil.rmtree(workspace, ignore_errors=True)
     console = Console() if sys.stdout.isatty() else Console(width=TABLE_WIDTH)
     print_report(report, console)
-    if plan.report is not None:
-        write_json(report, plan.report)
     say("finished")
     return EXACT if report.verdict == "exact" else DIFFERS
 
