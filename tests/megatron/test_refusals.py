@@ -24,9 +24,10 @@ CONFIGS: list[dict[str, Any]] = [
     {"window_size": (128, 0)},
     {"layernorm_zero_centered_gamma": True},
     {"bias_activation_fusion": True},
-    {"num_layers_in_first_pipeline_stage": 1},
+    {"account_for_loss_in_pipeline_split": True},
+    {"virtual_pipeline_model_parallel_size": 2},
     {"cpu_offloading_activations": False},
-    {"use_mup": True},
+    {"mup_embedding_mult": 2.0},
 ]
 
 

@@ -180,9 +180,11 @@ class Trainer:
 
     def close(self) -> None:
         """Destroys Megatron's parallel state and its groups and takes the CPU support out; the world itself stays."""
-        self._training = None
+        if self._training is not None:
+            self._training.close()
+            self._training = None
         self._model = self._config = None
-        # DDP's hooks form cycles that hold process groups, and each group of gloo holds threads.
+        # What is left of the model holds process groups, and each group of gloo holds threads.
         gc.collect()
         groups = [group for group in mpu._global_process_group_list or () if group is not None]
         mpu.destroy_model_parallel()

@@ -84,10 +84,14 @@ class Training:
         config.grad_scale_func = self._optimizer.scale_loss
         config.no_sync_func = self._ddp.no_sync
 
-    @property
-    def wrapped(self) -> Any:
-        """The DDP-wrapped model; after a step without update, parameters carry finished ``main_grad``."""
-        return self._ddp
+    def close(self) -> None:
+        """Undoes the cycles between model, DDP and optimiser, some of which run through autograd where Python cannot see."""
+        self._config.finalize_model_grads_func = None
+        self._config.grad_scale_func = None
+        self._config.no_sync_func = None
+        self._ddp.grad_accs.clear()
+        for parameter in self._ddp.parameters():
+            parameter.__dict__.clear()
 
     def step(
         self,
