@@ -15,12 +15,13 @@ from miles_top_launcher._contract.schema.errors import Refusal
 from miles_top_launcher.problems import WorkerFailed
 from miles_top_launcher.processes import Worker, request_all
 
+ROOT = str(Path(__file__).resolve().parents[2])
 MODULE = "tests.launcher.faulty_worker"
 TIMEOUT = 60.0
 
 
 def worker(folder: Path, name: str = "rank 3") -> Worker:
-    return Worker(name, MODULE, folder / f"{name}.log", {})
+    return Worker(name, MODULE, folder / f"{name}.log", {"PYTHONPATH": ROOT})
 
 
 def is_running(pid: int) -> bool:
@@ -105,7 +106,7 @@ one.request({{"op": "work", "how": "answer", "value": 1}}, 60)
 print(one.process.pid, flush=True)
 time.sleep(600)
 """
-    launcher = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    launcher = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, cwd=ROOT)
     assert launcher.stdout is not None
     pid = int(launcher.stdout.readline())
     os.kill(launcher.pid, signal.SIGKILL)

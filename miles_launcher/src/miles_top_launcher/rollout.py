@@ -18,7 +18,7 @@ from .receipts import read_receipts
 from .samples import Samples, read_samples
 
 # An engine's start is imports and, once on a machine, compiling: minutes on a slow machine, never this long.
-START_SECONDS = 600.0
+START_SECONDS = 1200.0
 SAMPLE_SECONDS = 1800.0
 # The KV pool holds the whole batch where that is cheap; a smaller pool only retracts requests, which changes no bit.
 LARGEST_KV_POOL = 65536
