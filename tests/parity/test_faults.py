@@ -38,6 +38,17 @@ def change_weight(folder: Path, name: str, change: Callable[[torch.Tensor], None
     (folder / "new.tmp").replace(file)
 
 
+def read_until(text: str, process: subprocess.Popen[str]) -> str:
+    """Read the command's progress until a line holds `text`; returns what was read."""
+    said = ""
+    assert process.stderr is not None
+    while text not in said:
+        line = process.stderr.readline()
+        assert line, said
+        said += line
+    return said
+
+
 def flip_low_bit(weight: torch.Tensor) -> None:
     weight.view(torch.int16)[0, 0] ^= 1
 
@@ -45,12 +56,7 @@ def flip_low_bit(weight: torch.Tensor) -> None:
 def test_one_flipped_low_bit_on_the_train_side_differs_and_the_tensor_is_named(tmp_path: Path) -> None:
     model = build(TinyModel(), tmp_path / "model")
     process = start(tmp_path, "--model", str(model), *FEW_TOKENS)
-    said = ""
-    assert process.stderr is not None
-    while "control rollout" not in said:
-        line = process.stderr.readline()
-        assert line, said
-        said += line
+    said = read_until("control rollout", process)
     # The rollout has sampled with the folder's weights; the trainer has not read them yet.
     change_weight(model, FLIPPED, flip_low_bit)
     found = finish(process, tmp_path, said)
@@ -93,13 +99,16 @@ def test_an_edited_kernel_file_in_one_engine_is_refused_by_name(plugin: object, 
 
 
 def test_other_kernels_with_a_manifest_of_their_own_are_refused_by_the_handshake(tmp_path: Path) -> None:
+    """The trainer's copy becomes another release of the kernels, whole in itself, after the rollout has started."""
     tree = tmp_path / "tree"
     shutil.copytree(ROOT / "contract_schema", tree / "contract_schema", ignore=shutil.ignore_patterns("__pycache__"))
+    package = copy_package(megatron_top_plugin.__file__, tree / "megatron_plugin" / "src")
+    process = start(tmp_path, *FEW_TOKENS, environment={"PYTHONPATH": str(package.parent)})
+    said = read_until("control rollout", process)
     kernel = tree / "contract_schema" / "kernels" / "cpu" / "linear.py"
     kernel.write_bytes(kernel.read_bytes() + b"\n")
-    package = copy_package(megatron_top_plugin.__file__, tree / "megatron_plugin" / "src")
     subprocess.run([sys.executable, ROOT / "contract_schema" / "vendor.py", "write", "--root", tree], check=True)
-    found = verify(tmp_path, *FEW_TOKENS, environment={"PYTHONPATH": str(package.parent)})
+    found = finish(process, tmp_path, said)
     assert found.code == REFUSED, found.out + found.err
     assert found.last_line().startswith("refused: the engines' receipts differ: kernels_digest")
     assert found.report == {}

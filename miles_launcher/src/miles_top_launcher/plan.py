@@ -12,6 +12,7 @@ from ._contract.schema.layout import Layout, RolloutLayout, TrainLayout, check_l
 from .environment import check_environment
 from .matrix import CpLayout, matrix_layouts
 from .model_folder import ModelFolder, check_shape_for, check_weights, pick_contract, read_folder
+from .preflight import check_installed
 from .problems import BadInput
 from .prompts import check_lengths, draw_prompts, read_prompts
 from .report import check_writable
@@ -115,6 +116,7 @@ def make_plan(request: VerifyRequest, workspace: Path) -> LaunchPlan:
     prompts = _prompts(request, None if tiny else models[0].path, vocab_size)
     check_lengths(prompts, request.max_new_tokens, min(model.shape.max_position_embeddings for model in models))
     check_environment(contract, DEVICE)
+    check_installed(contract, DEVICE)
     if request.json is not None:
         check_writable(request.json)
     return LaunchPlan(

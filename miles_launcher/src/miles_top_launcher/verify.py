@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ._contract.schema.compare import compare_logprobs
-from ._contract.schema.digest import check_vendored, logprob_digest, schema_digest, tokens_digest
+from ._contract.schema.digest import logprob_digest, schema_digest, tokens_digest
 from ._contract.schema.layout import Layout
 from ._contract.schema.receipt import Receipt, compare_receipts
 from .control.rollout import StockRolloutEngine
@@ -47,7 +47,6 @@ def run(plan: LaunchPlan, model_name: str, workspace: Path, say: Say) -> Report:
         Refusal: an engine or this package refuses the plan, or shows no receipt.
         WorkerFailed: a process died or did not answer.
     """
-    check_vendored()
     for model, tiny in zip(plan.models, plan.tiny, strict=False):
         build(tiny, model.path)
     found = _Found()
