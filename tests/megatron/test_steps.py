@@ -29,11 +29,11 @@ NAMES = ("tp2", "pp2", "cp2", "dp2", "tp2pp2", "tp2dp2")
 def steps(ranks: RankPool, model_folder: Callable[[TinyModel], str]) -> Callable[..., Any]:
     known: dict[str, Any] = {}
 
-    def run(layout: Layout, dtype: str = "bfloat16", tied: bool = True, distributed: bool = False) -> Any:
-        key = repr((layout, dtype, tied, distributed))
+    def run(layout: Layout, dtype: str = "bfloat16", distributed: bool = False, clip: float = 1.0) -> Any:
+        key = repr((layout, dtype, distributed, clip))
         if key not in known:
-            optimizer = {"lr": LR, "use_distributed_optimizer": distributed}
-            model = model_folder(TinyModel(tied=tied))
+            optimizer = {"lr": LR, "use_distributed_optimizer": distributed, "clip_grad": clip}
+            model = model_folder(TinyModel(tied=True))
             parts = ranks.run("step", world_size(layout), model, layout, SAMPLES, dtype, 2, 50, optimizer=optimizer)
             losses, norms, _, logprobs, digests = parts[0]
             assert all(part[3] == logprobs and part[4] == digests for part in parts)
@@ -73,8 +73,11 @@ def test_bfloat16_steps_agree_over_layouts(name: str, steps: Callable[..., Any])
 
 @pytest.mark.parametrize("layout", [{}, {"tp": 2}, {"dp": 2}, {"tp": 2, "dp": 2}], ids=str)
 def test_the_distributed_optimiser_gives_the_same_bits(layout: Layout, steps: Callable[..., Any]) -> None:
-    assert steps(layout)[4] == steps(layout, distributed=True)[4]
-    assert steps(layout)[3] == steps(layout, distributed=True)[3]
+    """Without clipping: the norm that clips is summed shard by shard, and may differ in its last bit."""
+    plain, sharded = steps(layout, clip=0.0), steps(layout, distributed=True, clip=0.0)
+    assert plain[4] == sharded[4]
+    assert plain[3] == sharded[3]
+    assert steps(layout, distributed=True)[1] == pytest.approx(steps(layout)[1], rel=1e-6)
 
 
 def test_a_step_changes_weights_and_scores(
@@ -83,5 +86,6 @@ def test_a_step_changes_weights_and_scores(
     model = model_folder(TinyModel(tied=True))
     before = ranks.run("receipts", 1, model, {})[0][0]["weights"]
     after = steps({})[4]
-    assert [name for name in before if before[name] == after[name]] == []
+    # A norm's weight of 1 moves by less than bfloat16 can show beside it.
+    assert [name for name in before if before[name] == after[name] and "norm" not in name] == []
     assert ranks.run("score", 1, model, {}, SAMPLES, [(1.0, None)])[0][0] != steps({})[3]

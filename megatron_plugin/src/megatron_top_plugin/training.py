@@ -85,7 +85,7 @@ class Training:
         config.no_sync_func = self._ddp.no_sync
 
     def close(self) -> None:
-        """Undoes the cycles between model, DDP and optimiser, some of which run through autograd where Python cannot see."""
+        """Undoes the cycles of model, DDP and optimiser; some run through autograd, where Python sees none."""
         self._config.finalize_model_grads_func = None
         self._config.grad_scale_func = None
         self._config.no_sync_func = None
