@@ -105,7 +105,7 @@ def test_refused_environment(
 
 
 def test_a_flag_put_on_finished_arguments_is_refused(tied_model: Path) -> None:
-    made = ServerArgs(model_path=str(tied_model), device="cpu", attention_backend="torch_native")
+    made = ServerArgs(model_path=str(tied_model), device="cpu", attention_backend="torch_native", dtype="bfloat16")
     made.__dict__["true_on_policy_contract"] = CONTRACT
     with pytest.raises(OptionRefused, match="constructor"):
         settings.recheck(made, load_contract(CONTRACT))
