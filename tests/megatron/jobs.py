@@ -14,7 +14,6 @@ from megatron.core import parallel_state as mpu
 from megatron.core.models.gpt import GPTModel
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from megatron_top_plugin import training
 from megatron_top_plugin._contract.kernels.kernel_set import load_kernel_set
 from megatron_top_plugin._contract.schema.errors import Refusal
 from megatron_top_plugin._contract.schema.layout import TrainLayout
@@ -22,10 +21,8 @@ from megatron_top_plugin._contract.schema.profile import read_shape
 from megatron_top_plugin._contract.schema.registry import load_contract
 from megatron_top_plugin.config import Recompute, TrueOnPolicyConfig, contract_settings
 from megatron_top_plugin.hosts import build_from_args, layer_spec
-from megatron_top_plugin.layers import attention, linear, residual
 from megatron_top_plugin.logprobs import forward_packed, packed_logprobs
 from megatron_top_plugin.numerics import Numerics
-from megatron_top_plugin.ops import logprob
 from megatron_top_plugin.ops.logprob import VocabularyShard, token_logprob
 from megatron_top_plugin.packing import Sequence, pack
 from megatron_top_plugin.spec import get_block_spec
@@ -33,6 +30,7 @@ from megatron_top_plugin.trainer import Trainer
 from megatron_top_plugin.training import OptimizerSettings
 from megatron_top_plugin.weights.load import load_hf_weights
 from megatron_top_plugin.weights.save import whole_tensors
+from tests.megatron.faults import FAULTS
 
 CONTRACT = "qwen3_dense_true_on_policy_v1"
 Samples = list[tuple[list[int], list[int]]]
@@ -280,65 +278,11 @@ def parameter_names(model: str, layout: dict[str, Any]) -> list[str]:
 def scores_with_fault(fault: str, model: str, layout: dict[str, Any], samples: Samples) -> list[list[float]]:
     """Scores under a fault put into this process for the time of the call."""
     with pytest.MonkeyPatch.context() as patch:
-        _FAULTS[fault](patch)
+        FAULTS[fault](patch)
         return score(model, layout, samples, [(1.0, None)])[0]
 
 
 def gradients_with_fault(fault: str, *arguments: Any, **options: Any) -> tuple[float, Arrays]:
     with pytest.MonkeyPatch.context() as patch:
-        _FAULTS[fault](patch)
+        FAULTS[fault](patch)
         return gradients(*arguments, **options)
-
-
-def _reduce_without_a_tree(patch: pytest.MonkeyPatch) -> None:
-    """Row-parallel sums rounded on each rank before they are added, as an all-reduce of activations does."""
-    original = linear.row_linear
-
-    def rounded(x: Any, weight: Any, kernels: Any, segments: int, group: Any) -> Any:
-        if group is None or group.size() == 1:
-            return original(x, weight, kernels, segments, group)
-        partial = kernels.linear_partial(x, weight, segments // group.size()).to(x.dtype)
-        dist.all_reduce(partial, group=group)
-        return partial
-
-    patch.setattr(linear, "row_linear", rounded)
-
-
-def _zigzag_read_as_contiguous(patch: pytest.MonkeyPatch) -> None:
-    original = attention.natural_order
-    patch.setattr(attention, "natural_order", lambda bounds, size, layout: original(bounds, size, "contiguous"))
-
-
-def _vocabulary_gradient_times_ranks(patch: pytest.MonkeyPatch) -> None:
-    """What gathering the vocabulary with a reduce-scatter backward does when every rank computes the same loss."""
-    original = logprob._TokenLogprob.backward
-
-    def scaled(ctx: Any, *grads: Any) -> Any:
-        first, *rest = original(ctx, *grads)
-        return first * ctx.shard.ranks, *rest
-
-    patch.setattr(logprob._TokenLogprob, "backward", staticmethod(scaled))
-
-
-def _loss_times_cp(patch: pytest.MonkeyPatch) -> None:
-    original = training.policy_gradient_sum
-
-    def scaled(*arguments: Any) -> Any:
-        total, count = original(*arguments)
-        return total * mpu.get_context_parallel_world_size(), count
-
-    patch.setattr(training, "policy_gradient_sum", scaled)
-
-
-def _residual_rounded_between_layers(patch: pytest.MonkeyPatch) -> None:
-    original = residual.residual_add
-    patch.setattr(residual, "residual_add", lambda x, carried: original(x, carried).to(x.dtype).float())
-
-
-_FAULTS = {
-    "reduce without a tree": _reduce_without_a_tree,
-    "zigzag read as contiguous": _zigzag_read_as_contiguous,
-    "vocabulary gradient times ranks": _vocabulary_gradient_times_ranks,
-    "loss times cp": _loss_times_cp,
-    "residual rounded between layers": _residual_rounded_between_layers,
-}

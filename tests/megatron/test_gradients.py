@@ -86,9 +86,7 @@ def test_one_process_agrees_with_an_independent_float64_model(
 @pytest.mark.parametrize("distributed", [False, True], ids=["ddp", "distributed-optimizer"])
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS.keys())
-def test_float32_gradients_do_not_depend_on_the_layout(
-    layout: Layout, tied: bool, distributed: bool, run: Run
-) -> None:
+def test_float32_gradients_do_not_depend_on_the_layout(layout: Layout, tied: bool, distributed: bool, run: Run) -> None:
     loss, expected = run({}, tied, "float32")
     ours_loss, ours = run(layout, tied, "float32", distributed)
     assert max(distance(ours, expected).values()) < 1e-6

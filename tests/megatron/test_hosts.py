@@ -15,9 +15,7 @@ pytestmark = pytest.mark.distributed
 SAMPLES = prompts(1003, [(5, 9), (17, 30)])
 
 
-def test_the_model_provider_gives_the_trainers_bits(
-    ranks: RankPool, model_folder: Callable[[TinyModel], str]
-) -> None:
+def test_the_model_provider_gives_the_trainers_bits(ranks: RankPool, model_folder: Callable[[TinyModel], str]) -> None:
     """Also where the host derived ``pipeline_dtype`` from the parameters, as hosts do."""
     model = model_folder(TinyModel())
     (scores,) = ranks.run("score", 1, model, {}, SAMPLES, [(1.0, None)])
@@ -25,9 +23,7 @@ def test_the_model_provider_gives_the_trainers_bits(
     assert bits(ranks.run("hosted", 1, model, SAMPLES)[0]) == bits(expected)
 
 
-def test_the_spec_puts_the_layers_into_a_stock_model(
-    ranks: RankPool, model_folder: Callable[[TinyModel], str]
-) -> None:
+def test_the_spec_puts_the_layers_into_a_stock_model(ranks: RankPool, model_folder: Callable[[TinyModel], str]) -> None:
     """The stock head rounds in another order, so only closeness is claimed through this door."""
     ((ours, around),) = ranks.run("layers_in_a_stock_model", 1, model_folder(TinyModel()), SAMPLES)
     assert around == pytest.approx(ours, abs=0.05)

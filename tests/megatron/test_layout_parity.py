@@ -70,9 +70,7 @@ def test_two_models_differ(single: Callable[[str], Any]) -> None:
 
 
 @pytest.mark.parametrize("layout", [LAYOUTS[name] for name in ("tp2", "pp2", "cp2", "dp2")], ids=str)
-def test_float32_mode_is_exact_too(
-    layout: Layout, ranks: RankPool, model_folder: Callable[[TinyModel], str]
-) -> None:
+def test_float32_mode_is_exact_too(layout: Layout, ranks: RankPool, model_folder: Callable[[TinyModel], str]) -> None:
     model = model_folder(MODELS["untied"])
     one = ranks.run("score", 1, model, SINGLE, SAMPLES, OPTIONS, "float32")[0]
     assert bits(ranks.run("score", 2, model, layout, SAMPLES, OPTIONS, "float32")[0]) == bits(one)

@@ -33,9 +33,7 @@ def test_every_rank_shows_its_receipt_to_all(
     assert [line for line in differences if not line.startswith("rollout")] == []
 
 
-def test_head_and_embedding_are_shown_where_they_are(
-    ranks: RankPool, model_folder: Callable[[TinyModel], str]
-) -> None:
+def test_head_and_embedding_are_shown_where_they_are(ranks: RankPool, model_folder: Callable[[TinyModel], str]) -> None:
     first, last = ranks.run("receipts", 2, model_folder(TinyModel()), {"pp": 2})[0]
     assert "word_embeddings" in first["classes"]
     assert "output_layer" not in first["classes"]

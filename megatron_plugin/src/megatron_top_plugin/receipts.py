@@ -56,9 +56,7 @@ def _layers(model: Any) -> dict[str, int]:
 
 
 def _rope_digest(model: Any) -> str:
-    tables = {
-        rope_digest(module.rope_table) for module in model.modules() if isinstance(module, SGLangCoreAttention)
-    }
+    tables = {rope_digest(module.rope_table) for module in model.modules() if isinstance(module, SGLangCoreAttention)}
     return "+".join(sorted(tables))
 
 

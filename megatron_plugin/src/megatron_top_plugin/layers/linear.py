@@ -80,5 +80,3 @@ def norm_weight(size: int, config: Any) -> torch.nn.Parameter:
     """A norm's weight ``[size]`` of ones in the parameters' type, on the device the config builds on."""
     device = "cpu" if config.use_cpu_initialization else torch.cuda.current_device()
     return torch.nn.Parameter(torch.ones(size, dtype=config.params_dtype, device=device))
-
-

@@ -73,9 +73,7 @@ def save_hf_weights(
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
     tensors = {
-        name: whole
-        for name, whole, tied_copy in whole_tensors(model, shape, tp_group)
-        if is_writer and not tied_copy
+        name: whole for name, whole, tied_copy in whole_tensors(model, shape, tp_group) if is_writer and not tied_copy
     }
     file = "model.safetensors" if pp_size == 1 else f"model-{pp_rank + 1:05d}-of-{pp_size:05d}.safetensors"
     if is_writer:

@@ -1,0 +1,67 @@
+"""Faults of known kinds, each put into a rank's process for the time of one call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from megatron.core import parallel_state as mpu
+
+from megatron_top_plugin import training
+from megatron_top_plugin.layers import attention, linear, residual
+from megatron_top_plugin.ops import logprob
+
+
+def _reduce_without_a_tree(patch: pytest.MonkeyPatch) -> None:
+    """Row-parallel sums rounded on each rank before they are added, as an all-reduce of activations does."""
+    original = linear.row_linear
+
+    def rounded(x: Any, weight: Any, kernels: Any, segments: int, group: Any) -> Any:
+        if group is None or group.size() == 1:
+            return original(x, weight, kernels, segments, group)
+        partial = kernels.linear_partial(x, weight, segments // group.size()).to(x.dtype)
+        dist.all_reduce(partial, group=group)
+        return partial
+
+    patch.setattr(linear, "row_linear", rounded)
+
+
+def _zigzag_read_as_contiguous(patch: pytest.MonkeyPatch) -> None:
+    original = attention.natural_order
+    patch.setattr(attention, "natural_order", lambda bounds, size, layout: original(bounds, size, "contiguous"))
+
+
+def _vocabulary_gradient_times_ranks(patch: pytest.MonkeyPatch) -> None:
+    """What gathering the vocabulary with a reduce-scatter backward does when every rank computes the same loss."""
+    original = logprob._TokenLogprob.backward
+
+    def scaled(ctx: Any, *grads: Any) -> Any:
+        first, *rest = original(ctx, *grads)
+        return first * ctx.shard.ranks, *rest
+
+    patch.setattr(logprob._TokenLogprob, "backward", staticmethod(scaled))
+
+
+def _loss_times_cp(patch: pytest.MonkeyPatch) -> None:
+    original = training.policy_gradient_sum
+
+    def scaled(*arguments: Any) -> Any:
+        total, count = original(*arguments)
+        return total * mpu.get_context_parallel_world_size(), count
+
+    patch.setattr(training, "policy_gradient_sum", scaled)
+
+
+def _residual_rounded_between_layers(patch: pytest.MonkeyPatch) -> None:
+    original = residual.residual_add
+    patch.setattr(residual, "residual_add", lambda x, carried: original(x, carried).to(x.dtype).float())
+
+
+FAULTS = {
+    "reduce without a tree": _reduce_without_a_tree,
+    "zigzag read as contiguous": _zigzag_read_as_contiguous,
+    "vocabulary gradient times ranks": _vocabulary_gradient_times_ranks,
+    "loss times cp": _loss_times_cp,
+    "residual rounded between layers": _residual_rounded_between_layers,
+}
