@@ -96,7 +96,7 @@ def verify(
     Exit code 0: exact. 1: something differs. 2: refused or bad input.
     """
     from .plan import VerifyRequest
-    from .session import run_verify
+    from .command import run_verify
 
     return run_verify(
         VerifyRequest(
