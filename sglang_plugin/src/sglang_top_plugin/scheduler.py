@@ -14,6 +14,7 @@ from .stopping import loud
 
 #: Whether the cache may hold keys and values of weights before the last update.
 _old_cache = False
+_HELD = "true_on_policy_held"
 
 
 def _init_info(result: dict[str, Any], self: Any) -> dict[str, Any]:
@@ -37,6 +38,24 @@ def _updated(result: Any, self: Any, recv_req: Any) -> Any:
     if not getattr(recv_req, "flush_cache", True):
         _old_cache = True  # more buckets may follow; the last one flushes
     return result
+
+
+def _hold_updates(original: Callable[..., None], self: Any, recv_reqs: list[Any]) -> None:
+    """Keeps a weight update, and what follows it, until the last batch has left the scheduler.
+
+    The frontend sends it when the last response has gone out, one turn of the scheduler's loop too early: the stock
+    update then loads the weights, fails to flush the cache, and kills the process. Every rank holds the same requests
+    back, since all see the same requests and batches.
+    """
+    held: list[Any] = self.__dict__.setdefault(_HELD, [])
+    pending = [*held, *(recv_reqs or ())]
+    held.clear()
+    first = next((i for i, request in enumerate(pending) if getattr(request, "flush_cache", None) is True), None)
+    if first is None or self.is_fully_idle():
+        original(self, pending)
+        return
+    held.extend(pending[first:])
+    original(self, pending[:first])
 
 
 def _no_batch_invariant_mode(original: Callable[..., None], self: Any) -> None:
@@ -99,6 +118,12 @@ SCHEDULER_HOOKS = (
         _guard,
         HookType.AROUND,
         "aborts a request that came around the frontend's checks, or that would read keys of older weights",
+    ),
+    Hook(
+        f"{_SCHEDULER}.process_input_requests",
+        _hold_updates,
+        HookType.AROUND,
+        "an update right behind a response would find a batch in flight and kill the scheduler",
     ),
     *(
         Hook(
