@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +17,11 @@ class Samples:
 
     responses: tuple[tuple[int, ...], ...]
     logprobs: tuple[tuple[float, ...], ...]
-    weight_version: str | None = None
+
+    @property
+    def finite(self) -> bool:
+        """Whether every log-prob is a finite number."""
+        return all(math.isfinite(value) for row in self.logprobs for value in row)
 
 
 def read_samples(name: str, reply: dict[str, Any], prompts: Sequence[Sequence[int]]) -> Samples:

@@ -77,6 +77,9 @@ def _sample(plan: LaunchPlan, workspace: Path, say: Say, found: _Found) -> None:
                 f"rollout TP{tp} of {model.name}: {_count(rollout.samples)} tokens in {rollout.sample_seconds:.1f} s "
                 f"after a start of {rollout.start_seconds:.1f} s"
             )
+        if not all(found.rollouts[model.name, tp].samples.finite for tp in plan.rollout_tps):
+            say(f"control of {model.name}: not run, because stock SGLang dies of log-probs that are not finite")
+            continue
         say(f"control rollout of {model.name}: starting stock SGLang, one sequence at a time")
         with StockRolloutEngine(plan, model, workspace / f"stock-rollout-{model.path.name}.log") as stock:
             found.stock_samples[model.name] = stock.run()
@@ -100,7 +103,7 @@ def _score(plan: LaunchPlan, workspace: Path, say: Say, found: _Found) -> None:
                     scored = pool.score(plan.prompts, rollout.samples.responses)
                     differences = compare_receipts(rollout.receipts, receipts, layout)
                     found.cells.append(_cell(model, layout, rollout, scored, differences, build_seconds / len(layouts)))
-                if index == 0:
+                if index == 0 and model.name in found.stock_samples:
                     stock = found.stock_samples[model.name]
                     scored = pool.score(plan.prompts, stock.responses)
                     found.controls.append(_control(model, "stock", "contract", stock, scored))
@@ -110,10 +113,13 @@ def _score(plan: LaunchPlan, workspace: Path, say: Say, found: _Found) -> None:
 
 
 def _score_stock(plan: LaunchPlan, workspace: Path, say: Say, found: _Found) -> None:
+    models = [model for model in plan.models if model.name in found.stock_samples]
+    if not models:
+        return
     say("control trainer: starting stock megatron-core, one sequence at a time")
     with StockTrainer(plan, workspace / "stock-trainer.log") as trainer:
         trainer.start()
-        for model in plan.models:
+        for model in models:
             trainer.build(model)
             sides: tuple[tuple[Side, Samples], ...] = (
                 ("stock", found.stock_samples[model.name]),
