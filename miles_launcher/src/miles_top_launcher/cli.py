@@ -95,8 +95,8 @@ def verify(
 
     Exit code 0: exact. 1: something differs. 2: refused or bad input.
     """
-    from .plan import VerifyRequest
     from .command import run_verify
+    from .plan import VerifyRequest
 
     return run_verify(
         VerifyRequest(
