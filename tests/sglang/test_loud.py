@@ -60,7 +60,7 @@ def test_an_edited_kernel_file_is_refused_by_name(tied_model: Path, tmp_path: Pa
 @pytest.mark.slow
 def test_a_plugin_that_breaks_in_the_scheduler_stops_the_engine(tied_model: Path, tmp_path: Path) -> None:
     """SGLang's loader would log the ImportError and serve without us."""
-    done = _start_with_edited_copy(tied_model, tmp_path, "attention.py", "\nraise ImportError('broken on purpose')\n")
+    done = _start_with_edited_copy(tied_model, tmp_path, "activation.py", "\nraise ImportError('broken on purpose')\n")
     assert done.returncode != 0
     assert "STARTED" not in done.stdout
     assert "true-on-policy: scheduler rank 0: ImportError: broken on purpose" in done.stderr

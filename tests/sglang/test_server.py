@@ -1,4 +1,5 @@
-"""The server over HTTP, in float32, with untied embeddings: the flag, the info route, refusals that leave it alive."""
+"""The server over HTTP, in float32, on two ranks, with untied embeddings and a vocabulary that leaves segments empty:
+the flag, the info route, refusals that leave it alive."""
 
 from __future__ import annotations
 
@@ -17,13 +18,12 @@ from typing import Any
 
 import pytest
 
-from tests.sglang import tiny
 from tests.sglang.rollout import CONTRACT, mismatches, prompts
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 START_SECONDS = 300
-PROMPTS = prompts(tiny.VOCAB_SIZE, lengths=(1, 17, 130))
+PROMPTS = prompts(65, lengths=(1, 17, 130))
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def url(untied_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     command = [
         *(sys.executable, "-W", "ignore", "-m", "sglang.launch_server", "--model-path", str(untied_model)),
         *("--device", "cpu", "--dtype", "float32", "--true-on-policy-contract", CONTRACT, "--skip-tokenizer-init"),
-        *("--max-total-tokens", "4096", "--chunked-prefill-size", "64", "--port", str(port), "--log-level", "warning"),
+        *("--max-total-tokens", "4096", "--tp-size", "2", "--port", str(port), "--log-level", "warning"),
     ]
     with log.open("w") as out:
         process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
@@ -86,10 +86,12 @@ def test_info_route_shows_the_receipts(url: str) -> None:
     with urllib.request.urlopen(f"{url}/server_info", timeout=60) as response:
         info = json.load(response)
     assert info["true_on_policy"]["contract"] == CONTRACT
-    (receipt,) = info["true_on_policy"]["receipts"]
-    assert receipt["dtype"] == "float32"
-    assert "lm_head.weight" in receipt["weights"]
-    assert all(hook["in_place"] for hook in receipt["hooks"])
+    receipts = info["true_on_policy"]["receipts"]
+    assert [receipt["rank"] for receipt in receipts] == [0, 1]
+    for receipt in receipts:
+        assert receipt["dtype"] == "float32"
+        assert "lm_head.weight" in receipt["weights"]
+        assert all(hook["in_place"] for hook in receipt["hooks"])
 
 
 def test_a_refused_request_is_a_400_with_a_line(url: str) -> None:
