@@ -122,5 +122,6 @@ def test_a_scheduler_process_without_the_plugin_is_no_rollout(tmp_path: Path) ->
     path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH", "")]))
     found = verify(tmp_path, *FEW_TOKENS, environment={"PYTHONPATH": path})
     assert found.code == REFUSED, found.out + found.err
-    assert "rollout engine TP1 of tiny-tied-trained" in found.last_line()
+    assert found.last_line().startswith("refused: rollout engine TP1 of tiny-tied-trained: process ")
+    assert "of the engine is without the plugin: SGLANG_PLUGINS='none'" in found.last_line()
     assert found.report == {}

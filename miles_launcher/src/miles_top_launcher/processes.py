@@ -85,6 +85,10 @@ class Worker:
         if "refused" in reply:
             raise Refusal(f"{self.name}: {reply['refused']}")
         if "error" in reply:
+            # When a process of the engine refuses, the engine sees only that it is gone.
+            refusal = plugin_refusal(self.log)
+            if refusal is not None:
+                raise Refusal(f"{self.name}: {refusal}")
             raise WorkerFailed(f"{self.name} failed: {reply['error']} (log: {self.log})")
         return dict(reply["ok"])
 

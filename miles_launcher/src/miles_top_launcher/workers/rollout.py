@@ -8,6 +8,7 @@ from typing import Any
 
 from .channel import die_with_launcher, serve
 from .exact import encode_fp32
+from .plugin_guard import require_plugin
 
 
 class EngineHost:
@@ -62,6 +63,8 @@ def host_engine(host: EngineHost) -> None:
     host.stop()
 
 
-# The engine's processes are spawned and import this module again under another name.
 if __name__ == "__main__":
     host_engine(EngineHost())
+elif __name__ == "__mp_main__":
+    # The engine's processes are spawned and import this module again under this name, before anything of SGLang.
+    require_plugin()
