@@ -91,10 +91,11 @@ def test_sampling_as_the_engine_normalises_it() -> None:
         requests.check_sampling(params)
 
 
-@pytest.mark.parametrize("temperature", [-0.5, float("nan"), float("inf")])
-def test_a_temperature_that_is_none_is_refused(temperature: float) -> None:
+@pytest.mark.parametrize("temperature", [-0.5, float("nan"), float("inf"), 1e-7])
+def test_a_temperature_that_a_trainer_could_not_take_is_refused(temperature: float) -> None:
+    """1e-7 too, which the engine would read as greedy."""
     with pytest.raises(OptionRefused, match="temperature"):
-        requests.check_sampling(SamplingParams(temperature=temperature))
+        requests.check_request(GenerateReqInput(input_ids=[1], sampling_params={"temperature": temperature}))
 
 
 def test_seeds_follow_request_id_and_sample_index() -> None:

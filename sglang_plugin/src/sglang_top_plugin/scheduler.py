@@ -7,7 +7,8 @@ from typing import Any
 
 from sglang.srt.plugins.hook_registry import HookType
 
-from . import receipts
+from . import receipts, requests
+from ._contract.schema.errors import Refusal
 from .active import active
 from .hooks import Hook
 from .stopping import loud
@@ -35,8 +36,9 @@ def _updated(result: Any, self: Any, recv_req: Any) -> Any:
     """After any road by which weights change, whether or not it succeeded."""
     global _old_cache
     receipts.forget()
-    if not getattr(recv_req, "flush_cache", True):
-        _old_cache = True  # more buckets may follow; the last one flushes
+    # An update in buckets flushes with its last one; a failed update may have changed some weights and flushes nothing.
+    if not getattr(recv_req, "flush_cache", True) or not getattr(result, "success", True):
+        _old_cache = True
     return result
 
 
@@ -69,16 +71,28 @@ def _group_without_nccl(original: Callable[..., Any], *args: Any, **kwargs: Any)
     return original(*args, **kwargs)
 
 
+def _sampling_refusal(params: Any) -> str | None:
+    """Why the contract cannot serve these sampling parameters, or None; a request may have come around the frontend."""
+    try:
+        requests.check_sampling(params)
+    except Refusal as refusal:
+        return str(refusal)
+    return None
+
+
 def _guard(original: Callable[..., None], self: Any, recv_req: Any) -> None:
     """Aborts, as stock aborts a bad request, one that the contract cannot serve as the engine stands now."""
     global _old_cache
     if _old_cache and self.tree_cache.evictable_size() + self.tree_cache.protected_size() == 0:
         _old_cache = False
+    line: str | None
     if recv_req.sampling_params.sampling_seed is None:
         line = "the request reached the scheduler unchecked and without a seed; send it through this engine's frontend"
     elif _old_cache:
         line = "the cache holds keys of older weights; flush it, or give flush_cache=True with the last weight update"
     else:
+        line = _sampling_refusal(recv_req.sampling_params)
+    if line is None:
         original(self, recv_req)
         return
     from sglang.srt.managers.schedule_batch import Req
