@@ -13,7 +13,6 @@ from sglang.srt.sampling.sampling_params import SamplingParams
 from ._contract.schema.errors import OptionRefused
 from ._contract.schema.options import check_options
 from ._contract.schema.temperature import check_temperature
-from ._contract.schema.temperature import check_temperature
 
 #: Fields of a generate request that would leave the contract, and why. All others change no number.
 REFUSED_FIELDS: dict[str, str] = {
@@ -47,9 +46,6 @@ def check_request(obj: Any) -> None:
         # 0 is a value; what a request leaves out is None, False or an empty list
         if value is not None and value is not False and value != []:
             raise OptionRefused(f"request {field}={_short(value)}: refused, because {reason}; leave it out")
-    temperature = (obj.sampling_params or {}).get("temperature")
-    if temperature is not None:  # as it was sent: the engine reads a very small one as 0, a trainer would divide by it
-        check_temperature(temperature)
     params = obj.sampling_params
     if isinstance(params, dict) and params.get("temperature") is not None:
         # as given: once normalised, a tiny temperature is greedy at 1 and can't be told from temperature 0
