@@ -5,14 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 
 from miles_top_launcher._contract.schema.compare import LogprobComparison, compare_logprobs
+from miles_top_launcher._contract.schema.digest import contract_digest, schema_digest
 from miles_top_launcher._contract.schema.layout import Layout, RolloutLayout, TrainLayout
 from miles_top_launcher._contract.schema.receipt import HookReceipt, Receipt
+from miles_top_launcher._contract.schema.registry import load_contract
 from miles_top_launcher._contract.schema.weights import weights_digest
 from miles_top_launcher.plan import VerifyRequest
 from miles_top_launcher.report import CONTROL_SIDES, Cell, Control, Report
 
 MODEL = "tiny-tied-trained"
 LAYOUTS = tuple(Layout(rollout=RolloutLayout(tp=tp), train=TrainLayout(tp=2)) for tp in (1, 2))
+
+CONTRACT = load_contract("qwen3_dense_true_on_policy_v1")
 
 
 def request(**flags: object) -> VerifyRequest:
@@ -65,12 +69,12 @@ def receipt(engine: str = "sglang", weights: dict[str, str] | None = None) -> Re
     return Receipt(
         engine=engine,  # type: ignore[arg-type]
         contract="qwen3_dense_true_on_policy_v1",
-        schema_digest="s" * 64,
+        schema_digest=schema_digest(CONTRACT),
         kernels_digest="k" * 64,
-        contract_digest="c" * 64,
+        contract_digest=contract_digest(CONTRACT),
         kernel_set="cpu",
         dtype="bfloat16",
-        versions={"torch": "2.11.0", package: "1"},
+        versions={"torch": "2.11.0", package: CONTRACT.engine_versions[package][0]},
         device="cpu",
         rank=0,
         world_size=1,

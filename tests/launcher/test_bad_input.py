@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -29,9 +30,15 @@ FLAGS = {
     "PP beyond the layers": (["--pp", "3"], "pp_within_layers: pp=3 is more than num_hidden_layers=2"),
     "rollout TP that is no divisor": (["--rollout-tp", "3"], "rollout tp=3"),
     "layout of zero": (["--dp", "0"], "size_positive: dp=0"),
-    "negative temperature": (["--temperature", "-0.5"], "--temperature -0.5"),
-    "temperature that is no number": (["--temperature", "nan"], "--temperature nan"),
-    "endless temperature": (["--temperature", "inf"], "--temperature inf"),
+    "negative temperature": (["--temperature", "-0.5"], "--temperature=-0.5"),
+    "temperature that is no number": (["--temperature", "nan"], "--temperature=nan"),
+    "endless temperature": (["--temperature", "inf"], "--temperature=inf"),
+    "temperature that SGLang takes as greedy": (["--temperature", "1e-7"], "--temperature=1e-07: allowed: 0 (greedy)"),
+    "temperature beyond fp32": (["--temperature", "1e300"], "--temperature=1e+300"),
+    "more ranks than a machine": (["--dp", "100000"], "more processes than the 64"),
+    "more prompts than memory": (["--num-prompts", "100000000"], "--num-prompts 100000000: must be 1 to"),
+    "report on a device": (["--json", "/dev/null"], "--json /dev/null: exists and is no report"),
+    "prompts on a device": (["--prompts", "/dev/zero"], "--prompts /dev/zero: is no regular file"),
     "no new tokens": (["--max-new-tokens", "0"], "--max-new-tokens 0"),
     "no prompts": (["--num-prompts", "0"], "--num-prompts 0"),
     "too many new tokens": (["--max-new-tokens", "4096"], "max_position_embeddings 4096"),
@@ -66,6 +73,8 @@ def test_a_wrong_flag_is_one_line_and_exit_2(name: str, capfd: pytest.CaptureFix
 
 PROMPTS = {
     "broken JSON": ('{"input_ids": [1, 2', "not JSON"),
+    "nested beyond reading": ('{"input_ids": ' + "[" * 100_000, "not usable as JSON"),
+    "a number beyond reading": ('{"input_ids": [' + "1" * 5000 + "]}", "not usable as JSON"),
     "no object": ("[1, 2]", "a list where an object"),
     "no field": ('{"text": "x"}', "has none of input_ids, prompt, messages"),
     "two fields": ('{"input_ids": [1], "prompt": "x"}', "has input_ids and prompt"),
@@ -108,6 +117,13 @@ def _edit_config(folder: Path, **fields: Any) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **fields}), encoding="utf-8")
 
 
+def _edit_weights(folder: Path, change: Callable[[Any], Any]) -> None:
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(folder / "model.safetensors")
+    save_file({name: change(weight) for name, weight in weights.items()}, folder / "model.safetensors")
+
+
 def _drop_tensor(folder: Path) -> None:
     from safetensors.torch import load_file, save_file
 
@@ -123,6 +139,25 @@ FOLDERS: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "two architectures": (lambda folder: _edit_config(folder, architectures=["A", "B"]), "exactly one is needed"),
     "attention bias": (lambda folder: _edit_config(folder, attention_bias=True), "attention_bias=True"),
+    "layer types that are no list": (lambda folder: _edit_config(folder, layer_types=5), "layer_types=5"),
+    "a number beyond floats": (lambda folder: _edit_config(folder, rms_norm_eps=10**400), "rms_norm_eps=1000"),
+    "more layers than any model": (
+        lambda folder: _edit_config(folder, num_hidden_layers=10**9, layer_types=None),
+        "num_hidden_layers=1000000000; at most",
+    ),
+    "a size that is not that of the weights": (
+        lambda folder: _edit_config(folder, intermediate_size=512),
+        "its config needs BF16 or F32 [512, 128]",
+    ),
+    "weights of another type": (lambda folder: _edit_weights(folder, lambda w: w.half()), "is F16"),
+    "weights without their last bytes": (
+        lambda folder: (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:-2]),
+        "bytes of data, the file holds",
+    ),
+    "a tensor in two files": (
+        lambda folder: shutil.copy(folder / "model.safetensors", folder / "more.safetensors"),
+        "is in two safetensors files",
+    ),
     "no config": (lambda folder: (folder / "config.json").unlink(), "no file"),
     "config that is no JSON": (lambda folder: (folder / "config.json").write_text("{"), "not JSON"),
     "no weights": (lambda folder: (folder / "model.safetensors").unlink(), "no *.safetensors file"),

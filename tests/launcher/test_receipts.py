@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from miles_top_launcher._contract.schema.errors import ReceiptMismatch
+from miles_top_launcher._contract.schema.errors import ReceiptMismatch, VersionRefused
 from miles_top_launcher._contract.schema.layout import Layout
 from miles_top_launcher._contract.schema.receipt import HookReceipt, Receipt, compare_receipts
 from miles_top_launcher.receipts import check_handshake, read_receipts
-from tests.launcher.examples import receipt
+from tests.launcher.examples import CONTRACT, receipt
 
-SCHEMA = "s" * 64
 LAYOUT = Layout()
 
 
@@ -20,7 +19,7 @@ def both() -> tuple[Receipt, Receipt]:
 
 def test_receipts_that_agree_pass() -> None:
     rollout, train = both()
-    check_handshake([rollout], [train], LAYOUT, SCHEMA)
+    check_handshake([rollout], [train], LAYOUT, CONTRACT)
 
 
 FAULTS: dict[str, tuple[dict[str, object], str]] = {
@@ -40,26 +39,33 @@ def test_each_difference_is_refused_by_name(fault: str) -> None:
     changed, expected = FAULTS[fault]
     rollout, train = both()
     with pytest.raises(ReceiptMismatch, match="the engines' receipts differ") as refused:
-        check_handshake([rollout], [train.model_copy(update=changed)], LAYOUT, SCHEMA)
+        check_handshake([rollout], [train.model_copy(update=changed)], LAYOUT, CONTRACT)
     assert expected in str(refused.value)
 
 
 def test_a_process_without_a_receipt_is_refused() -> None:
     rollout, _ = both()
     with pytest.raises(ReceiptMismatch, match="train rank 0: no receipt"):
-        check_handshake([rollout], [], LAYOUT, SCHEMA)
+        check_handshake([rollout], [], LAYOUT, CONTRACT)
 
 
 def test_a_launcher_of_another_version_is_refused() -> None:
     rollout, train = both()
-    with pytest.raises(ReceiptMismatch, match="the launcher has"):
-        check_handshake([rollout], [train], LAYOUT, "another")
+    other = CONTRACT.model_copy(update={"name": "another_v1"})
+    with pytest.raises(ReceiptMismatch, match="the launcher has another_v1"):
+        check_handshake([rollout], [train], LAYOUT, other)
+
+
+def test_engines_that_agree_on_an_unproven_version_are_refused() -> None:
+    pair = [one.model_copy(update={"versions": {**one.versions, "torch": "2.99.0"}}) for one in both()]
+    with pytest.raises(VersionRefused, match=r"torch: version 2\.99\.0 is not proven"):
+        check_handshake(pair[:1], pair[1:], LAYOUT, CONTRACT)
 
 
 def test_other_weights_pass_the_handshake_and_are_named_by_the_comparison() -> None:
     rollout, train = both()
     changed = receipt("megatron", weights={"model.norm.weight": "v" * 64})
-    check_handshake([rollout], [changed], LAYOUT, SCHEMA)
+    check_handshake([rollout], [changed], LAYOUT, CONTRACT)
     assert compare_receipts([rollout], [train], LAYOUT) == ()
     assert any("model.norm.weight" in line for line in compare_receipts([rollout], [changed], LAYOUT))
 

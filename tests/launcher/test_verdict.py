@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -46,6 +47,14 @@ FAULTS: dict[str, tuple[Callable[[Findings], Findings], str]] = {
     "no cell was run": (lambda both: ([], both[1]), "was not run"),
     "a control shows no difference": (lambda both: (both[0], list(controls(differ=0))), "a zero proves nothing"),
     "a half-control is missing": (lambda both: (both[0], both[1][:2]), "control stock rollout x contract trainer"),
+    "a control is not finite": (
+        lambda both: (both[0], [replace(one, comparison=nan_comparison()) for one in both[1]]),
+        "log-probs are not finite, or they are not a cell's 4 tokens; it is no control",
+    ),
+    "a control of one token": (
+        lambda both: (both[0], [replace(one, comparison=comparison(differ=1, tokens=1)) for one in both[1]]),
+        "they are not a cell's 4 tokens",
+    ),
     "no control": (lambda both: (both[0], []), "control stock rollout x stock trainer"),
 }
 

@@ -8,7 +8,7 @@ import torch
 from megatron.core.packed_seq_params import PackedSeqParams
 from torch import Tensor
 
-from ._contract.schema.errors import Refusal
+from ._contract.schema.temperature import check_temperature
 from .numerics import Numerics, numerics_of
 from .ops.logprob import VocabularyShard, token_logprob
 from .packing import PackedBatch
@@ -51,10 +51,9 @@ def scoring_temperature(temperature: float, rows: int, device: torch.device) -> 
     """What logits are divided by: nothing at T = 1 and for greedy (0, which is scored at 1), else fp32 ``[rows]``.
 
     Raises:
-        Refusal: for a temperature that is negative or not finite.
+        OptionRefused: for a temperature outside 0 and 1e-6 to 1e6.
     """
-    if not 0.0 <= temperature < float("inf"):
-        raise Refusal(f"temperature={temperature}; use a finite number of 0 (greedy) or more")
+    check_temperature(temperature)
     if temperature in (0.0, 1.0):
         return None
     return torch.full((rows,), temperature, dtype=torch.float32, device=device)
@@ -68,7 +67,7 @@ def packed_logprobs(logits: Tensor, labels: Tensor, config: Any, tp_group: Any, 
     local.
 
     Raises:
-        Refusal: for a temperature that is negative or not finite.
+        OptionRefused: for a temperature outside 0 and 1e-6 to 1e6.
     """
     numerics = numerics_of(config)
     rows = logits.reshape(-1, logits.shape[-1])

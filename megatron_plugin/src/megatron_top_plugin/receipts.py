@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import torch
 import torch.distributed as dist
+from megatron.core import parallel_state as mpu
 
 from ._contract.kernels.rope_table import rope_digest
 from ._contract.schema.digest import contract_digest, kernels_digest, schema_digest
@@ -27,12 +28,8 @@ def _class_name(module: Any) -> str:
     return f"{type(module).__module__}.{type(module).__qualname__}"
 
 
-def _classes(model: Any) -> dict[str, str]:
-    """Role to live class, from the first layer of this stage and the model around it."""
-    layer = model.decoder.layers[0]
-    roles = {
-        "model": model,
-        "layer": layer,
+def _layer_roles(layer: Any) -> dict[str, Any]:
+    return {
         "linear_qkv": layer.self_attention.linear_qkv,
         "q_layernorm": layer.self_attention.q_layernorm,
         "k_layernorm": layer.self_attention.k_layernorm,
@@ -43,11 +40,30 @@ def _classes(model: Any) -> dict[str, str]:
         "linear_fc1": layer.mlp.linear_fc1,
         "linear_fc2": layer.mlp.linear_fc2,
     }
+
+
+def _classes(model: Any) -> dict[str, str]:
+    """Role to live class, of every layer of this stage and of the model around them.
+
+    Raises:
+        ReceiptMismatch: when a role is filled by a class that is not the contract's, in any layer.
+    """
+    found = [("model", model)]
+    for layer in model.decoder.layers:
+        found += _layer_roles(layer).items()
     if model.pre_process:
-        roles["word_embeddings"] = model.embedding.word_embeddings
+        found.append(("word_embeddings", model.embedding.word_embeddings))
     if model.post_process:
-        roles |= {"final_layernorm": model.decoder.final_layernorm, "output_layer": model.output_layer}
-    return {role: _class_name(module) for role, module in roles.items()}
+        found += [("final_layernorm", model.decoder.final_layernorm), ("output_layer", model.output_layer)]
+    own = __name__.partition(".")[0] + "."
+    classes: dict[str, str] = {}
+    for role, module in found:
+        name = _class_name(module)
+        if not name.startswith(own):
+            raise ReceiptMismatch(f"live {role} is {name}, which is not the contract's; build the model by build_model")
+        if classes.setdefault(role, name) != name:
+            raise ReceiptMismatch(f"live {role} is {name} in one layer and {classes[role]} in another")
+    return classes
 
 
 def _layers(model: Any) -> dict[str, int]:
@@ -95,10 +111,10 @@ def gather_receipts(
         rank=dist.get_rank(),
         world_size=dist.get_world_size(),
         layout={
-            "tp": layout.tp,
-            "pp": layout.pp,
-            "cp": layout.cp,
-            "dp": layout.dp,
+            "tp": mpu.get_tensor_model_parallel_world_size(),
+            "pp": mpu.get_pipeline_model_parallel_world_size(),
+            "cp": mpu.get_context_parallel_world_size(),
+            "dp": mpu.get_data_parallel_world_size(),
             "tp_rank": ranks.tp,
             "pp_rank": ranks.pp,
             "cp_rank": ranks.cp,

@@ -14,7 +14,7 @@ from megatron.core import parallel_state as mpu
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor
 
-from ._contract.schema.errors import Refusal
+from ._contract.schema.errors import ReceiptMismatch, Refusal
 from ._contract.schema.layout import TrainLayout
 from .batches import local_batches
 from .logprobs import forward_packed, packed_logprobs
@@ -61,8 +61,11 @@ def score(
         offsets.append(offsets[-1] + len(sequence.response))
     values = torch.zeros(offsets[-1], dtype=torch.float32)
     owners = torch.zeros(offsets[-1], dtype=torch.int32)
-    # Tensor-parallel ranks hold the same values: one of them speaks for all.
-    for batch, logprobs in collected if ranks.tp == 0 else ():
+    for batch, logprobs in collected:
+        _check_replicas(logprobs, mpu.get_tensor_model_parallel_group())
+        # Tensor-parallel ranks hold the same values: one of them speaks for all.
+        if ranks.tp != 0:
+            continue
         taken = batch.slots >= 0
         places = _places(batch, sequences, offsets)[batch.slots[taken]]
         values[places] = logprobs[taken]
@@ -75,6 +78,16 @@ def _places(batch: PackedBatch, sequences: SequenceOf[Sequence], offsets: list[i
     if not batch.num_responses:
         return torch.zeros(0, dtype=torch.int64)
     return torch.cat([torch.arange(offsets[i], offsets[i] + len(sequences[i].response)) for i in batch.indices])
+
+
+def _check_replicas(logprobs: Tensor, group: dist.ProcessGroup) -> None:
+    """Refuse to let one tensor-parallel rank speak for others that computed something else."""
+    bits = logprobs.contiguous().view(torch.int32)
+    parts = [torch.empty_like(bits) for _ in range(group.size())]
+    dist.all_gather(parts, bits, group=group)
+    for rank, part in enumerate(parts):
+        if not torch.equal(part, parts[0]):
+            raise ReceiptMismatch(f"scoring: tensor-parallel rank {rank} computed other log-probs than rank 0")
 
 
 def _gathered(values: Tensor, owners: Tensor, offsets: list[int]) -> list[list[float]]:

@@ -7,6 +7,7 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
 from pathlib import Path
 from types import FrameType
 
@@ -16,7 +17,7 @@ from ._contract.schema.errors import Refusal
 from .exit_codes import DIFFERS, EXACT, REFUSED
 from .plan import VerifyRequest, make_plan
 from .problems import WorkerFailed, one_line
-from .report import write_json
+from .report import clear_report, write_json
 from .table import print_report
 
 TABLE_WIDTH = 160
@@ -35,15 +36,16 @@ def run_verify(request: VerifyRequest) -> int:
 
     keep_logs = False
     try:
+        if request.json is not None:
+            clear_report(request.json)
         plan = make_plan(request, workspace)
-        if plan.report is not None:
-            # An older report must not be taken for this run's if this run is refused.
-            plan.report.unlink(missing_ok=True)
         from .verify import run
 
         report = run(plan, request.model, workspace, say)
         if plan.report is not None:
             write_json(report, plan.report)
+        console = Console() if sys.stdout.isatty() else Console(width=TABLE_WIDTH)
+        print_report(report, console)
     except Refusal as refusal:
         progress.print(f"refused: {one_line(refusal)}", markup=False, soft_wrap=True)
         return REFUSED
@@ -51,15 +53,17 @@ def run_verify(request: VerifyRequest) -> int:
         keep_logs = True
         progress.print(f"failed: {one_line(failure)}", markup=False, soft_wrap=True)
         return REFUSED
-    except OSError as error:
-        # Uncaught, a full disk would end with Python's exit code 1, which says "differs".
-        progress.print(f"failed: {one_line(error)}", markup=False, soft_wrap=True)
+    except Exception as error:  # noqa: BLE001 (uncaught, it would end with Python's exit code 1, which says "differs")
+        keep_logs = True
+        (workspace / "launcher.log").write_text(traceback.format_exc(), encoding="utf-8")
+        kind = "" if isinstance(error, OSError) else f"{type(error).__name__}: "
+        progress.print(
+            f"failed: {kind}{one_line(error)}; see {workspace / 'launcher.log'}", markup=False, soft_wrap=True
+        )
         return REFUSED
     finally:
         if not keep_logs:
             shutil.rmtree(workspace, ignore_errors=True)
-    console = Console() if sys.stdout.isatty() else Console(width=TABLE_WIDTH)
-    print_report(report, console)
     say("finished")
     return EXACT if report.verdict == "exact" else DIFFERS
 

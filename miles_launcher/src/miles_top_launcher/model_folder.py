@@ -11,8 +11,10 @@ from typing import Any
 from ._contract.schema.contract import TrueOnPolicyContract
 from ._contract.schema.profile import ModelShape, check_kernel_set, read_config
 from ._contract.schema.registry import contract_for_architecture, load_contract
-from ._contract.schema.weights import hf_weight_names
+from ._contract.schema.weights import hf_weight_names, weight_parts
 from .problems import BadInput, one_line
+
+DTYPES = ("BF16", "F32")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,32 +54,53 @@ def read_folder(path: Path) -> dict[str, Any]:
 
 
 def check_weights(path: Path, shape: ModelShape) -> None:
-    """Refuse a folder in which a tensor of the model is missing; reads the safetensors headers only.
+    """Refuse a folder whose tensors are not the model's, by name, shape and type; reads the safetensors headers only.
 
     Format: https://github.com/huggingface/safetensors, an 8-byte little-endian header length, then a JSON object.
     """
     files = sorted(path.glob("*.safetensors"))
     if not files:
         raise BadInput(f"--model {path}: no *.safetensors file in it; both engines read weights from safetensors")
-    found: set[str] = set()
+    found: dict[str, dict[str, Any]] = {}
     for file in files:
-        found |= set(_tensor_names(file))
+        for name, entry in _header(file).items():
+            if name in found:
+                raise BadInput(f"--model {path}: tensor {name} is in two safetensors files; keep one")
+            found[name] = entry
     missing = [name for name in hf_weight_names(shape) if name not in found]
     if missing:
         raise BadInput(
             f"--model {path}: {len(missing)} tensors are missing from its safetensors files, the first is {missing[0]}"
         )
+    for name in hf_weight_names(shape):
+        wanted = list(weight_parts(name, shape).shape)
+        if found[name].get("shape") != wanted or found[name].get("dtype") not in DTYPES:
+            raise BadInput(
+                f"--model {path}: tensor {name} is {found[name].get('dtype')} {found[name].get('shape')}; its config "
+                f"needs {' or '.join(DTYPES)} {wanted}"
+            )
 
 
-def _tensor_names(file: Path) -> list[str]:
+def _header(file: Path) -> dict[str, dict[str, Any]]:
+    """Tensor name -> its `dtype`, `shape` and `data_offsets`."""
     try:
         with file.open("rb") as source:
             (size,) = struct.unpack("<Q", source.read(8))
-            if size > file.stat().st_size:
+            room = file.stat().st_size - 8 - size
+            if room < 0:
                 raise ValueError("its header is longer than the file")
             header = json.loads(source.read(size))
-    except (OSError, ValueError, struct.error) as error:
+        if not isinstance(header, dict):
+            raise TypeError("its header is no object")
+        header.pop("__metadata__", None)
+        for name, entry in header.items():
+            if not isinstance(entry, dict) or not isinstance(entry.get("data_offsets"), list):
+                raise TypeError(f"its entry of {name} has no data_offsets")
+        end = max((entry["data_offsets"][1] for entry in header.values()), default=0)
+        if end != room:
+            raise ValueError(f"its header describes {end} bytes of data, the file holds {room}")
+    except (OSError, ValueError, TypeError, IndexError, RecursionError, struct.error) as error:
         raise BadInput(
             f"--model {file.parent}: {file.name} is no readable safetensors file: {one_line(error)}"
         ) from None
-    return [name for name in header if name != "__metadata__"]
+    return header

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from ._contract.schema.contract import TrueOnPolicyContract
 from ._contract.schema.layout import Layout, RolloutLayout, TrainLayout, check_layout
+from ._contract.schema.temperature import check_temperature
 from .environment import check_environment
 from .matrix import CpLayout, matrix_layouts
 from .model_folder import ModelFolder, check_shape_for, check_weights, pick_contract, read_folder
 from .preflight import check_installed
 from .problems import BadInput
 from .prompts import check_lengths, draw_prompts, read_prompts
-from .report import check_writable
 from .tiny import FULL_MODELS, SMALL_MODELS, TinyModel
 
 Dtype = Literal["bfloat16", "float32"]
@@ -23,6 +22,9 @@ Dtype = Literal["bfloat16", "float32"]
 TINY = "tiny"
 DEVICE = "cpu"
 DEFAULT_PROMPTS = 34
+MAX_PROMPTS = 1_000_000
+# All processes of a run share this machine; beyond this, a number was mistyped.
+MAX_RANKS = 64
 MAX_SEED = 2**31 - 1
 # Both engines load the same folder once, so a run knows one version of the weights.
 WEIGHT_VERSION = "0"
@@ -117,8 +119,6 @@ def make_plan(request: VerifyRequest, workspace: Path) -> LaunchPlan:
     check_lengths(prompts, request.max_new_tokens, min(model.shape.max_position_embeddings for model in models))
     check_environment(contract, DEVICE)
     check_installed(contract, DEVICE)
-    if request.json is not None:
-        check_writable(request.json)
     return LaunchPlan(
         contract=contract,
         kernel_set=contract.kernel_set_for(DEVICE),
@@ -136,14 +136,13 @@ def make_plan(request: VerifyRequest, workspace: Path) -> LaunchPlan:
 
 
 def _check_numbers(request: VerifyRequest) -> None:
-    if not math.isfinite(request.temperature) or request.temperature < 0:
-        raise BadInput(f"--temperature {request.temperature}: must be 0 (greedy) or a positive number")
+    check_temperature(request.temperature, "--temperature")
     if request.max_new_tokens < 1:
         raise BadInput(
             f"--max-new-tokens {request.max_new_tokens}: must be at least 1; an empty response proves nothing"
         )
-    if request.num_prompts is not None and request.num_prompts < 1:
-        raise BadInput(f"--num-prompts {request.num_prompts}: must be at least 1")
+    if request.num_prompts is not None and not 1 <= request.num_prompts <= MAX_PROMPTS:
+        raise BadInput(f"--num-prompts {request.num_prompts}: must be 1 to {MAX_PROMPTS}")
     if not 0 <= request.seed <= MAX_SEED:
         raise BadInput(f"--seed {request.seed}: must be 0 to {MAX_SEED}")
 
@@ -167,6 +166,11 @@ def _layouts(request: VerifyRequest) -> tuple[Layout, ...]:
     train = TrainLayout(
         tp=one["--train-tp"], pp=one["--pp"], cp=one["--cp"], dp=one["--dp"], cp_layout=request.cp_layout
     )
+    if max(train.world_size, one["--rollout-tp"]) > MAX_RANKS:
+        raise BadInput(
+            f"--rollout-tp {one['--rollout-tp']} and tp x pp x cp x dp = {train.world_size}: more processes than the "
+            f"{MAX_RANKS} that one machine is asked for; use a smaller layout"
+        )
     return (Layout(rollout=RolloutLayout(tp=one["--rollout-tp"]), train=train),)
 
 

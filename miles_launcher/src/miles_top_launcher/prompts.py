@@ -32,8 +32,11 @@ def read_prompts(path: Path, model_dir: Path | None, vocab_size: int) -> tuple[t
     Raises:
         BadInput: the file can't be read or a line can't be used; the message gives `file:line`.
     """
+    if path.exists() and not path.is_file():
+        raise BadInput(f"--prompts {path}: is no regular file; give a file of JSON lines")
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        # JSON text may hold line separators of Unicode, at which splitlines() would cut
+        lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"--prompts {path}: can't be read as UTF-8 text: {one_line(error)}") from None
     tokenizer = _LazyTokenizer(model_dir)
@@ -64,6 +67,8 @@ def _read_line(line: str, where: str, tokenizer: _LazyTokenizer, vocab_size: int
         record = json.loads(line)
     except json.JSONDecodeError as error:
         raise BadInput(f"{where}: not JSON: {error.msg} at column {error.colno}") from None
+    except (ValueError, RecursionError) as error:
+        raise BadInput(f"{where}: not usable as JSON: {one_line(error)}") from None
     if not isinstance(record, dict):
         raise BadInput(f"{where}: a {type(record).__name__} where an object with one of {', '.join(FIELDS)} is needed")
     given = [field for field in FIELDS if field in record]

@@ -8,9 +8,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from ._contract.schema.contract import TrueOnPolicyContract
+from ._contract.schema.digest import contract_digest, schema_digest
 from ._contract.schema.errors import ReceiptMismatch
 from ._contract.schema.layout import Layout
 from ._contract.schema.receipt import Receipt, compare_receipts
+from ._contract.schema.versions import check_versions
 from .problems import one_line
 
 
@@ -29,11 +32,14 @@ def read_receipts(name: str, shown: Sequence[Any]) -> tuple[Receipt, ...]:
         raise ReceiptMismatch(f"{name} shows a receipt that can't be read: {one_line(error)}") from None
 
 
-def check_handshake(rollout: Sequence[Receipt], train: Sequence[Receipt], layout: Layout, schema_digest: str) -> None:
+def check_handshake(
+    rollout: Sequence[Receipt], train: Sequence[Receipt], layout: Layout, contract: TrueOnPolicyContract
+) -> None:
     """Refuse to compare engines that do not run the same thing: any difference of their receipts but the weights'.
 
-    `schema_digest` is that of the launcher's own copy, with which it judges. Weights that differ are left to the
-    comparison, which then shows what they do to the log-probs.
+    Two engines that agree with each other must also agree with the launcher: on `contract`, on its own copy of the
+    schema, with which it judges, and on the versions that the contract is proven on. Weights that differ are left to
+    the comparison, which then shows what they do to the log-probs.
 
     Raises ReceiptMismatch with the first difference and the number of the others.
     """
@@ -44,11 +50,19 @@ def check_handshake(rollout: Sequence[Receipt], train: Sequence[Receipt], layout
         rollout = [receipt.model_copy(update=same) for receipt in rollout]
         train = [receipt.model_copy(update=same) for receipt in train]
     found = list(compare_receipts(rollout, train, layout))
+    own = {
+        "contract": contract.name,
+        "contract_digest": contract_digest(contract),
+        "schema_digest": schema_digest(contract),
+    }
     found += [
-        f"schema_digest: {one.engine} rank {one.rank} has {one.schema_digest}, the launcher has {schema_digest}"
+        f"{field}: {one.engine} rank {one.rank} has {getattr(one, field)}, the launcher has {value}"
+        for field, value in own.items()
         for one in receipts
-        if one.schema_digest != schema_digest
+        if getattr(one, field) != value
     ]
     if found:
         more = f" (and {len(found) - 1} more differences)" if len(found) > 1 else ""
         raise ReceiptMismatch(f"the engines' receipts differ: {found[0]}{more}")
+    for one in receipts:
+        check_versions(contract, one.versions)

@@ -98,7 +98,7 @@ def judge(
         for cell in mine:
             reasons += _cell_reasons(cell)
         reasons += _digest_reasons(mine)
-        reasons += _control_reasons(model, [control for control in controls if control.model == model])
+        reasons += _control_reasons(model, mine, [control for control in controls if control.model == model])
     return tuple(reasons)
 
 
@@ -133,8 +133,9 @@ def _digest_reasons(cells: Sequence[Cell]) -> list[str]:
     return reasons
 
 
-def _control_reasons(model: str, controls: Sequence[Control]) -> list[str]:
+def _control_reasons(model: str, cells: Sequence[Cell], controls: Sequence[Control]) -> list[str]:
     reasons = []
+    tokens = cells[0].comparison.token_count if cells else 0
     for rollout, train in CONTROL_SIDES:
         found = [control for control in controls if (control.rollout, control.train) == (rollout, train)]
         if not found:
@@ -144,19 +145,40 @@ def _control_reasons(model: str, controls: Sequence[Control]) -> list[str]:
             for control in found
             if control.comparison.mismatch_count == 0
         ]
+        # A control that is broken differs too, and would prove nothing: it must be a whole and finite comparison.
+        reasons += [
+            f"{control.name}: {control.comparison.nonfinite_count} of {control.comparison.token_count} log-probs are "
+            f"not finite, or they are not a cell's {tokens} tokens; it is no control"
+            for control in found
+            if control.comparison.nonfinite_count or control.comparison.token_count != tokens
+        ]
     return reasons
 
 
-def check_writable(path: Path) -> None:
-    """Refuse a report path that can't be written, before the run instead of after it (BadInput)."""
+def clear_report(path: Path) -> None:
+    """Remove an older report, so that it can't be taken for this run's; the first thing a run does.
+
+    Raises BadInput, and touches nothing, if the path can't be written or holds anything but a report of this command.
+    """
     if path.is_dir():
         raise BadInput(f"--json {path}: is a folder; give a file")
+    if (path.is_symlink() or path.exists()) and (not path.is_file() or not _is_report(path)):
+        raise BadInput(f"--json {path}: exists and is no report of this command; give another file, or remove it")
     try:
         descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        os.close(descriptor)
+        Path(name).unlink()
+        path.unlink(missing_ok=True)
     except OSError as error:
         raise BadInput(f"--json {path}: can't be written: {one_line(error)}") from None
-    os.close(descriptor)
-    Path(name).unlink()
+
+
+def _is_report(path: Path) -> bool:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(found, dict) and {"contract", "cells", "control", "verdict"} <= found.keys()
 
 
 def write_json(report: Report, path: Path) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ._contract.schema.compare import compare_logprobs
-from ._contract.schema.digest import logprob_digest, schema_digest, tokens_digest
+from ._contract.schema.digest import logprob_digest, tokens_digest
 from ._contract.schema.layout import Layout
 from ._contract.schema.receipt import Receipt, compare_receipts
 from .control.rollout import StockRolloutEngine
@@ -86,7 +86,6 @@ def _sample(plan: LaunchPlan, workspace: Path, say: Say, found: _Found) -> None:
 
 
 def _score(plan: LaunchPlan, workspace: Path, say: Say, found: _Found) -> None:
-    own_schema = schema_digest(plan.contract)
     say(f"trainer: starting {plan.trainer_ranks} ranks of megatron-core")
     with TrainerPool(plan, plan.trainer_ranks, workspace) as pool:
         pool.start()
@@ -99,7 +98,7 @@ def _score(plan: LaunchPlan, workspace: Path, say: Say, found: _Found) -> None:
                 layouts = [layout for layout in plan.layouts if layout.train == train]
                 for layout in layouts:
                     rollout = found.rollouts[model.name, layout.rollout.tp]
-                    check_handshake(rollout.receipts, receipts, layout, own_schema)
+                    check_handshake(rollout.receipts, receipts, layout, plan.contract)
                     scored = pool.score(plan.prompts, rollout.samples.responses)
                     differences = compare_receipts(rollout.receipts, receipts, layout)
                     found.cells.append(_cell(model, layout, rollout, scored, differences, build_seconds / len(layouts)))

@@ -98,15 +98,33 @@ def read_config(model_dir: str | Path) -> dict[str, Any]:
         raise UnsupportedModel(f"model {str(model_dir)!r}: no file {path}; name a Hugging Face model folder")
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UnsupportedModel(f"model config {path}: not JSON: {error}; repair it") from error
     if not isinstance(config, dict):
         raise UnsupportedModel(f"model config {path}: holds a {type(config).__name__}, not an object; repair it")
     return config
 
 
+#: Typing errors that would otherwise show up as exhausted memory.
+_LARGEST = {
+    "hidden_size": 1 << 20,
+    "intermediate_size": 1 << 22,
+    "num_hidden_layers": 1 << 12,
+    "num_attention_heads": 1 << 14,
+    "head_dim": 1 << 14,
+    "vocab_size": 1 << 24,
+    "max_position_embeddings": 1 << 26,
+}
+
+
 def check_shape(shape: ModelShape) -> None:
-    """Refuse sizes that the kernels cannot cut. Raises `UnsupportedModel`."""
+    """Refuse sizes that the kernels cannot cut, or that no model has. Raises `UnsupportedModel`."""
+    for field, largest in _LARGEST.items():
+        size = getattr(shape, field)
+        if size > largest:
+            raise UnsupportedModel(f"model config: {field}={size}; at most {largest} is taken; check the file")
+    if shape.hidden_size % 2:
+        raise UnsupportedModel(f"model config: hidden_size={shape.hidden_size} is odd; an even one is needed")
     if shape.head_dim % 2:
         raise UnsupportedModel(
             f"model config: head_dim={shape.head_dim} is odd; rotary embedding pairs halves, so it must be even"
@@ -177,6 +195,8 @@ def _check_rules(config: dict[str, Any], profile: ModelProfile) -> None:
             )
     kinds = config.get("layer_types")
     if kinds is not None:
+        if not isinstance(kinds, list):
+            raise UnsupportedModel(f"model config: layer_types={kinds!r}; a list with one entry a layer is needed")
         strange = [kind for kind in kinds if kind not in profile.layer_types]
         if strange:
             raise UnsupportedModel(
@@ -229,9 +249,13 @@ def _positive_int(config: dict[str, Any], field: str) -> int:
 def _positive_float(config: dict[str, Any], field: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise UnsupportedModel(f"model config: {field}={value!r}; a positive number is needed")
-    if not math.isfinite(value) or value <= 0:
-        raise UnsupportedModel(f"model config: {field}={value!r}; a positive number is needed")
-    return float(value)
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number) or number <= 0:
+        raise UnsupportedModel(f"model config: {field}={str(value)[:40]}; a positive number is needed")
+    return number
 
 
 def _boolean(config: dict[str, Any], field: str) -> bool:
