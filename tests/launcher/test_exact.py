@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from miles_top_launcher._contract.schema.compare import compare_logprobs
 from miles_top_launcher.problems import WorkerFailed
 from miles_top_launcher.samples import read_samples
 from miles_top_launcher.workers.exact import decode_fp32, encode_fp32
@@ -32,10 +33,13 @@ def test_nan_and_infinity_stay_what_they_are() -> None:
 
 
 FAULTS = {
-    "an empty response": ({"responses": [[]], "logprobs": [""]}, "engine gave an empty response to prompt 0"),
-    "no response": ({"responses": [], "logprobs": []}, "engine gave 0 responses"),
+    "an empty response": (
+        {"responses": [[]], "logprobs": [""], "weight_versions": ["0"]},
+        "engine gave an empty response to prompt 0",
+    ),
+    "no response": ({"responses": [], "logprobs": [], "weight_versions": []}, "engine gave 0 responses"),
     "a log-prob too few": (
-        {"responses": [[1, 2]], "logprobs": [encode_fp32([-1.0])]},
+        {"responses": [[1, 2]], "logprobs": [encode_fp32([-1.0])], "weight_versions": ["0"]},
         "engine gave 1 log-probs for the 2",
     ),
 }
@@ -46,3 +50,14 @@ def test_a_reply_that_is_not_whole_is_refused_by_name(fault: str) -> None:
     reply, expected = FAULTS[fault]
     with pytest.raises(WorkerFailed, match=expected):
         read_samples("engine", reply, [[1]])
+
+
+def test_tokens_of_other_weights_are_stale_and_the_cell_is_not_exact() -> None:
+    reply = {
+        "responses": [[1, 2], [3]],
+        "logprobs": [encode_fp32([-1.0, -2.0]), encode_fp32([-3.0])],
+        "weight_versions": ["0", "1"],
+    }
+    samples = read_samples("engine", reply, [[1], [1]])
+    found = compare_logprobs(samples.logprobs, samples.logprobs, samples.token_versions(), "0")
+    assert (found.token_count, found.stale_count, found.mismatch_count, found.exact) == (2, 1, 0, False)

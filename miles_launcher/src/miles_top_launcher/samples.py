@@ -13,10 +13,18 @@ from .workers.exact import decode_fp32
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """One response a prompt: its token ids, and the fp32 log-prob the engine returned for each when it sampled it."""
+    """One response a prompt: its token ids, the fp32 log-prob the engine returned for each when it sampled it, and the
+    version of the weights that the engine said it sampled with."""
 
     responses: tuple[tuple[int, ...], ...]
     logprobs: tuple[tuple[float, ...], ...]
+    weight_versions: tuple[str, ...]
+
+    def token_versions(self) -> list[list[str]]:
+        """The weight version of every token, as `compare_logprobs` takes it."""
+        return [
+            [version] * len(response) for version, response in zip(self.weight_versions, self.responses, strict=True)
+        ]
 
     @property
     def finite(self) -> bool:
@@ -28,9 +36,11 @@ def read_samples(name: str, reply: dict[str, Any], prompts: Sequence[Sequence[in
     """A rollout worker's reply. Raises WorkerFailed if responses are missing, empty or without log-probs."""
     responses = tuple(tuple(int(token) for token in response) for response in reply["responses"])
     logprobs = tuple(tuple(decode_fp32(text)) for text in reply["logprobs"])
-    if not len(responses) == len(logprobs) == len(prompts):
+    versions = tuple(str(version) for version in reply["weight_versions"])
+    if not len(responses) == len(logprobs) == len(versions) == len(prompts):
         raise WorkerFailed(
-            f"{name} gave {len(responses)} responses and {len(logprobs)} rows of log-probs to {len(prompts)} prompts"
+            f"{name} gave {len(responses)} responses, {len(logprobs)} rows of log-probs and {len(versions)} weight "
+            f"versions to {len(prompts)} prompts"
         )
     for index, (response, row) in enumerate(zip(responses, logprobs, strict=True)):
         if not response:
@@ -39,4 +49,4 @@ def read_samples(name: str, reply: dict[str, Any], prompts: Sequence[Sequence[in
             raise WorkerFailed(
                 f"{name} gave {len(row)} log-probs for the {len(response)} response tokens of prompt {index}"
             )
-    return Samples(responses, logprobs)
+    return Samples(responses, logprobs, versions)

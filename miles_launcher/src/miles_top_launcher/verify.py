@@ -12,7 +12,6 @@ from pathlib import Path
 
 from ._contract.schema.compare import compare_logprobs
 from ._contract.schema.digest import logprob_digest, tokens_digest
-from ._contract.schema.layout import Layout
 from ._contract.schema.receipt import Receipt, compare_receipts
 from .control.rollout import StockRolloutEngine
 from .control.trainer import StockTrainer
@@ -101,7 +100,22 @@ def _score(plan: LaunchPlan, workspace: Path, say: Say, found: _Found) -> None:
                     check_handshake(rollout.receipts, receipts, layout, plan.contract)
                     scored = pool.score(plan.prompts, rollout.samples.responses)
                     differences = compare_receipts(rollout.receipts, receipts, layout)
-                    found.cells.append(_cell(model, layout, rollout, scored, differences, build_seconds / len(layouts)))
+                    found.cells.append(
+                        Cell(
+                            model=model.name,
+                            layout=layout,
+                            comparison=compare_logprobs(
+                                rollout.samples.logprobs,
+                                scored.logprobs,
+                                rollout.samples.token_versions(),
+                                receipts[0].weight_version,
+                            ),
+                            tokens_digest=tokens_digest(rollout.samples.responses),
+                            logprob_digest=logprob_digest(scored.logprobs),
+                            receipt_differences=differences,
+                            seconds=scored.seconds + build_seconds / len(layouts),
+                        )
+                    )
                 if index == 0 and model.name in found.stock_samples:
                     stock = found.stock_samples[model.name]
                     scored = pool.score(plan.prompts, stock.responses)
@@ -127,20 +141,6 @@ def _score_stock(plan: LaunchPlan, workspace: Path, say: Say, found: _Found) -> 
             for side, samples in sides:
                 scored = trainer.score(plan.prompts, samples.responses)
                 found.controls.append(_control(model, side, "stock", samples, scored))
-
-
-def _cell(
-    model: ModelFolder, layout: Layout, rollout: Rollout, scored: Scored, differences: tuple[str, ...], set_up: float
-) -> Cell:
-    return Cell(
-        model=model.name,
-        layout=layout,
-        comparison=compare_logprobs(rollout.samples.logprobs, scored.logprobs),
-        tokens_digest=tokens_digest(rollout.samples.responses),
-        logprob_digest=logprob_digest(scored.logprobs),
-        receipt_differences=differences,
-        seconds=scored.seconds + set_up,
-    )
 
 
 def _control(model: ModelFolder, rollout: Side, train: Side, samples: Samples, scored: Scored) -> Control:

@@ -21,7 +21,7 @@ class StockEngineHost(EngineHost):
             super(StockEngineHost, self).sample({"prompts": [prompt], "sampling_params": [params]})
             for prompt, params in zip(command["prompts"], command["sampling_params"], strict=True)
         ]
-        return {field: [reply[field][0] for reply in replies] for field in ("responses", "logprobs")}
+        return {field: [reply[field][0] for reply in replies] for field in replies[0]}
 
 
 if __name__ == "__main__":

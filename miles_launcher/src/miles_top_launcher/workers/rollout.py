@@ -30,13 +30,14 @@ class EngineHost:
         return {"receipts": info.get("true_on_policy", {}).get("receipts", [])}
 
     def sample(self, command: Mapping[str, Any]) -> dict[str, Any]:
-        """Sample all prompts in one call: token ids, and the log-probs that decode returned for them."""
+        """Sample all prompts in one call: token ids, the log-probs that decode returned for them, the weight version."""
         outputs = self._engine.generate(
             input_ids=command["prompts"], sampling_params=command["sampling_params"], return_logprob=True
         )
         return {
             "responses": [list(output["output_ids"]) for output in outputs],
             "logprobs": [encode_fp32(_decode_logprobs(output)) for output in outputs],
+            "weight_versions": [str(output["meta_info"]["weight_version"]) for output in outputs],
         }
 
     def stop(self) -> None:
