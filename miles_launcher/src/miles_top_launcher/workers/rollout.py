@@ -30,7 +30,7 @@ class EngineHost:
         return {"receipts": info.get("true_on_policy", {}).get("receipts", [])}
 
     def sample(self, command: Mapping[str, Any]) -> dict[str, Any]:
-        """Sample all prompts in one call: token ids, the log-probs of decode, the weight version."""
+        """Sample all prompts in one call: token ids, the log-probs of decode, weight versions."""
         outputs = self._engine.generate(
             input_ids=command["prompts"], sampling_params=command["sampling_params"], return_logprob=True
         )
