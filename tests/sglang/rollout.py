@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import struct
 from collections.abc import Iterator, Sequence
@@ -29,6 +30,7 @@ def engine(model: Path, **arguments: Any) -> Iterator[Any]:
     """A real engine under the contract, shut down afterwards."""
     import sglang
 
+    before = dict(os.environ)
     made = sglang.Engine(
         model_path=str(model),
         true_on_policy_contract=CONTRACT,
@@ -38,6 +40,9 @@ def engine(model: Path, **arguments: Any) -> Iterator[Any]:
         yield made
     finally:
         made.shutdown()
+        # What the engine set for its own processes is not the next test's.
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]
 
 
 def prompts(vocab_size: int, lengths: Sequence[int] = LENGTHS, seed: int = 0) -> list[list[int]]:

@@ -65,6 +65,24 @@ def test_one_entry_a_rank_binds_threads(tied_model: Path, monkeypatch: pytest.Mo
     assert "SGLANG_CPU_OMP_THREADS_BIND" not in os.environ
 
 
+def test_a_process_started_from_one_with_more_ranks_binds_its_own(tied_model: Path) -> None:
+    """The variable outlives the engine it was set for, and a child process inherits it."""
+    code = (
+        "import os, sys; from sglang.srt.plugins import load_plugins; load_plugins()\n"
+        "from sglang.srt.server_args import ServerArgs\n"
+        f"ServerArgs(**{_arguments(tied_model)!r})\n"
+        "print('bound:', os.environ.get('SGLANG_CPU_OMP_THREADS_BIND'))"
+    )
+    for ours, expected in (("0|1", "bound: None"), (None, "bound: 0|1")):
+        environment = os.environ | {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
+        if ours is not None:
+            environment["SGLANG_TOP_PLUGIN_OMP_THREADS_BIND"] = ours
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", code], env=environment, capture_output=True, text=True, check=True
+        )
+        assert expected in done.stdout
+
+
 @pytest.mark.parametrize(
     ("changed", "named"),
     [

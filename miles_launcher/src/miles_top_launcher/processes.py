@@ -46,7 +46,8 @@ class Worker:
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, **environment},
+                # How ranks are bound to cores is of one engine's size; the shell's value would be of another's.
+                env={k: v for k, v in os.environ.items() if not k.endswith("OMP_THREADS_BIND")} | dict(environment),
                 pass_fds=(write_fd,),
                 start_new_session=True,
             )

@@ -22,7 +22,8 @@ from ._contract.schema.render import environment, render_sglang
 from ._contract.schema.versions import check_versions, installed_versions
 
 _THREADS_BIND = "SGLANG_CPU_OMP_THREADS_BIND"
-_bound_by_us: str | None = None
+#: Holds what we set, so that a process started from this one can tell it from a user's own choice.
+_THREADS_BIND_OURS = "SGLANG_TOP_PLUGIN_OMP_THREADS_BIND"
 
 
 def resolve(name: str, server_args_class: type, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -144,13 +145,11 @@ def _set_environment(contract: TrueOnPolicyContract, device: str, tp_size: int) 
 
 def _bind_ranks_to_cores(tp_size: int) -> None:
     """One entry a rank, cores shared round robin: SGLang on a CPU asks for it with more ranks than NUMA nodes."""
-    global _bound_by_us
-    if os.environ.get(_THREADS_BIND) not in (None, _bound_by_us):
+    if os.environ.get(_THREADS_BIND) not in (None, os.environ.get(_THREADS_BIND_OURS)):
         return
-    if tp_size == 1:
-        os.environ.pop(_THREADS_BIND, None)
-        _bound_by_us = None
-        return
-    cores = sorted(os.sched_getaffinity(0))
-    _bound_by_us = "|".join(str(cores[rank % len(cores)]) for rank in range(tp_size))
-    os.environ[_THREADS_BIND] = _bound_by_us
+    os.environ.pop(_THREADS_BIND, None)
+    os.environ.pop(_THREADS_BIND_OURS, None)
+    if tp_size > 1:
+        cores = sorted(os.sched_getaffinity(0))
+        bound = "|".join(str(cores[rank % len(cores)]) for rank in range(tp_size))
+        os.environ[_THREADS_BIND] = os.environ[_THREADS_BIND_OURS] = bound
