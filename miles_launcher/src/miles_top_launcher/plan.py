@@ -1,4 +1,4 @@
-"""From flags to one typed object; everything a person can get wrong is found here, before any engine starts."""
+"""From flags to one typed object; flags, prompts, folder, layout and environment are checked before an engine starts."""
 
 from __future__ import annotations
 
