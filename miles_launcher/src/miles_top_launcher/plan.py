@@ -1,4 +1,4 @@
-"""From flags to one typed object; flags, prompts, folder, layout and environment are checked before an engine starts."""
+"""From flags to one typed object: flags, prompts, folder, layout, environment, checked before an engine starts."""
 
 from __future__ import annotations
 
