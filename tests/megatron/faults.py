@@ -8,7 +8,7 @@ import pytest
 import torch.distributed as dist
 from megatron.core import parallel_state as mpu
 
-from megatron_top_plugin import training
+from megatron_top_plugin import scoring, training
 from megatron_top_plugin.layers import attention, linear, residual
 from megatron_top_plugin.ops import logprob
 
@@ -58,7 +58,18 @@ def _residual_rounded_between_layers(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(residual, "residual_add", lambda x, carried: original(x, carried).to(x.dtype).float())
 
 
+def _one_rank_computes_something_else(patch: pytest.MonkeyPatch) -> None:
+    original = scoring.packed_logprobs
+
+    def other(*arguments: Any) -> Any:
+        logprobs = original(*arguments)
+        return logprobs.nextafter(logprobs - 1) if mpu.get_tensor_model_parallel_rank() == 1 else logprobs
+
+    patch.setattr(scoring, "packed_logprobs", other)
+
+
 FAULTS = {
+    "one rank computes something else": _one_rank_computes_something_else,
     "reduce without a tree": _reduce_without_a_tree,
     "zigzag read as contiguous": _zigzag_read_as_contiguous,
     "vocabulary gradient times ranks": _vocabulary_gradient_times_ranks,

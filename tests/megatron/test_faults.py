@@ -45,3 +45,11 @@ def test_faults_of_the_backward_move_gradients(
     exact = merged([ranks.run("gradients", 1, model, {}, SAMPLES, "float32")[0][1]])
     parts = ranks.run("gradients_with_fault", world_size(layout), fault, model, layout, SAMPLES, "float32")
     assert min(distance(merged([part[1] for part in parts]), exact).values()) > 0.9
+
+
+def test_a_tensor_parallel_rank_that_disagrees_is_named(
+    ranks: RankPool, model_folder: Callable[[TinyModel], str]
+) -> None:
+    fault = "one rank computes something else"
+    with pytest.raises(RuntimeError, match="tensor-parallel rank 1 computed other log-probs than rank 0"):
+        ranks.run("scores_with_fault", 2, fault, model_folder(TinyModel()), {"tp": 2}, SAMPLES)

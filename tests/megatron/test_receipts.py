@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from megatron_top_plugin._contract.schema.errors import ReceiptMismatch
 from megatron_top_plugin._contract.schema.layout import Layout, TrainLayout
 from megatron_top_plugin._contract.schema.receipt import Receipt, compare_receipts
+from megatron_top_plugin.receipts import _classes
 from tests.megatron.layouts import LAYOUTS, world_size
 from tests.megatron.rank_pool import RankPool
 from tests.megatron.tiny_model import TinyModel
@@ -28,7 +32,7 @@ def test_every_rank_shows_its_receipt_to_all(
         assert all(hook.in_place for hook in receipt.hooks)
         assert receipt.layers["megatron_top_plugin.layers.attention.SGLangCoreAttention"] == 2 // layout.get("pp", 1)
         stock = [role for role, cls in receipt.classes.items() if not cls.startswith("megatron_top_plugin.")]
-        assert stock == ["layer"]
+        assert stock == []
     differences = compare_receipts([], receipts, Layout(train=TrainLayout(**layout)))
     assert [line for line in differences if not line.startswith("rollout")] == []
 
@@ -43,3 +47,30 @@ def test_head_and_embedding_are_shown_where_they_are(ranks: RankPool, model_fold
 
 def test_a_hook_that_was_taken_out_shows(ranks: RankPool, model_folder: Callable[[TinyModel], str]) -> None:
     assert ranks.run("receipt_without_a_hook", 1, model_folder(TinyModel()), {}) == [["torch.cuda.synchronize"]]
+
+
+def _like_ours() -> Any:
+    return type("Ours", (), {"__module__": "megatron_top_plugin.layers"})()
+
+
+def _stage(*foreign: str) -> Any:
+    """A stage of two layers as the receipt reads it; the second one's roles in `foreign` are stock classes."""
+    layers = []
+    for index in range(2):
+        attention, mlp = _like_ours(), _like_ours()
+        for owner, roles in (
+            (attention, ("linear_qkv", "q_layernorm", "k_layernorm", "core_attention", "linear_proj")),
+            (mlp, ("linear_fc1", "linear_fc2")),
+        ):
+            for role in roles:
+                setattr(owner, role, object() if index == 1 and role in foreign else _like_ours())
+        layers.append(SimpleNamespace(self_attention=attention, mlp=mlp))
+    stage = _like_ours()
+    stage.decoder, stage.pre_process, stage.post_process = SimpleNamespace(layers=layers), False, False
+    return stage
+
+
+def test_a_stock_class_in_any_layer_is_refused() -> None:
+    assert set(_classes(_stage())) >= {"model", "linear_qkv", "linear_fc2"}
+    with pytest.raises(ReceiptMismatch, match=r"live linear_fc1 is builtins\.object, which is not the contract's"):
+        _classes(_stage("linear_fc1"))
