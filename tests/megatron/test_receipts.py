@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 from megatron_top_plugin._contract.schema.errors import ReceiptMismatch
 from megatron_top_plugin._contract.schema.layout import Layout, TrainLayout
 from megatron_top_plugin._contract.schema.receipt import Receipt, compare_receipts
+from megatron_top_plugin.cpu_support import CpuSupport
 from megatron_top_plugin.receipts import _classes
 from tests.megatron.layouts import LAYOUTS, world_size
 from tests.megatron.rank_pool import RankPool
@@ -74,3 +77,9 @@ def test_a_stock_class_in_any_layer_is_refused() -> None:
     assert set(_classes(_stage())) >= {"model", "linear_qkv", "linear_fc2"}
     with pytest.raises(ReceiptMismatch, match=r"live linear_fc1 is builtins\.object, which is not the contract's"):
         _classes(_stage("linear_fc1"))
+
+
+def test_the_page_of_hooks_names_every_replacement() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "hooks.md").read_text()
+    documented = re.findall(r"^\| `((?:torch|megatron)[^`]+)` \| (.+) \| 0\.19\.2 \|$", page, re.MULTILINE)
+    assert documented == [(hook.target, hook.reason) for hook in CpuSupport().hooks()]
