@@ -99,3 +99,8 @@ def canonical_json(value: Any) -> bytes:
     """
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
     return text.encode("ascii")
+
+
+def same(left: Any, right: Any) -> bool:
+    """Return whether two JSON values are equal, a boolean never being a number (Python's True == 1)."""
+    return isinstance(left, bool) == isinstance(right, bool) and bool(left == right)

@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 from typing import Any, Self
 
-from .contract import ModelProfile, TrueOnPolicyContract
+from .contract import ModelProfile, TrueOnPolicyContract, same
 from .errors import UnsupportedModel
 from .policy import Frozen, KernelSetName
 
@@ -188,7 +188,7 @@ def _check_family(config: dict[str, Any], contract: TrueOnPolicyContract) -> Non
 def _check_rules(config: dict[str, Any], profile: ModelProfile) -> None:
     for rule in profile.config_rules:
         value = config.get(rule.field)
-        if not any(_same(value, item) for item in rule.allowed):
+        if not any(same(value, item) for item in rule.allowed):
             raise UnsupportedModel(
                 f"model config: {rule.field}={value!r}; allowed: {list(rule.allowed)}, because "
                 f"{rule.reason}; use another model"
@@ -232,11 +232,6 @@ def _rope_theta(config: dict[str, Any], profile: ModelProfile) -> float:
     if any(theta != thetas[0] for theta in thetas):
         raise UnsupportedModel(f"model config: rope_theta is given twice with different values {thetas}; keep one")
     return _positive_float(config, "rope_theta", thetas[0])
-
-
-def _same(left: Any, right: Any) -> bool:
-    """Equal, without True == 1."""
-    return isinstance(left, bool) == isinstance(right, bool) and bool(left == right)
 
 
 def _positive_int(config: dict[str, Any], field: str) -> int:

@@ -22,7 +22,7 @@ def test_every_fp32_value_arrives_with_its_bits(values: list[float]) -> None:
 
 
 def test_a_value_that_is_no_fp32_value_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"0\.1 at index 1 is no fp32 value"):
+    with pytest.raises(ValueError, match=r"position 1: log-prob 0\.1 is no fp32 value"):
         encode_fp32([-1.0, 0.1])
 
 

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.megatron import tiny_model
+from miles_top_launcher.tiny import TinyModel, build
 from tests.megatron.rank_pool import RankPool
-from tests.megatron.tiny_model import TinyModel
 
 
 @pytest.fixture(scope="session")
@@ -26,7 +25,7 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[TinyMode
 
     def folder(spec: TinyModel) -> str:
         if spec not in written:
-            written[spec] = tiny_model.write(tmp_path_factory.mktemp("model"), spec)
+            written[spec] = build(spec, tmp_path_factory.mktemp("model"))
         return str(written[spec])
 
     return folder

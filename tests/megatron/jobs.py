@@ -66,9 +66,10 @@ def receipts(model: str, layout: dict[str, Any], dtype: str = "bfloat16") -> lis
         return [receipt.model_dump() for receipt in trainer.receipts()]
 
 
-def save(model: str, layout: dict[str, Any], folder: str, dtype: str = "bfloat16") -> None:
+def save(model: str, layout: dict[str, Any], *folders: str, dtype: str = "bfloat16") -> None:
     with _trainer(model, layout, dtype) as trainer:
-        trainer.save(folder)
+        for folder in folders:
+            trainer.save(folder)
 
 
 def gradients(
@@ -159,6 +160,11 @@ def _score(model: str, layout: dict[str, Any], dtype: str, samples: Samples, tem
         trainer.score(_sequences(samples), temperature)
 
 
+def _step(model: str, layout: dict[str, Any], dtype: str, samples: Samples, weights: list[list[float]]) -> None:
+    with _trainer(model, layout, dtype, optimizer={}) as trainer:
+        trainer.train_step(_sequences(samples), 1.0, weights)
+
+
 def _tied_copies_apart(model: str, layout: dict[str, Any], dtype: str) -> None:
     with _trainer(model, layout, dtype) as trainer:
         if mpu.is_pipeline_last_stage():
@@ -171,6 +177,7 @@ _ERRORS = {
     "config": _config,
     "stock_config": _stock_config,
     "score": _score,
+    "step": _step,
     "tied_copies_apart": _tied_copies_apart,
 }
 

@@ -13,11 +13,12 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from miles_top_launcher.tiny import TinyModel
 from tests.megatron.gradients import Arrays, distance, merged, total_norm
 from tests.megatron.layouts import LAYOUTS, Layout, world_size
 from tests.megatron.rank_pool import RankPool
 from tests.megatron.reference import Reference
-from tests.megatron.tiny_model import TinyModel, prompts
+from tests.megatron.samples import FRESH, prompts
 
 pytestmark = pytest.mark.distributed
 
@@ -37,7 +38,7 @@ def run(ranks: RankPool, model_folder: Callable[[TinyModel], str]) -> Run:
             parts = ranks.run(
                 "gradients",
                 world_size(layout),
-                model_folder(TinyModel(tied=tied)),
+                model_folder(TinyModel(tied=tied, trained=False)),
                 layout,
                 SAMPLES,
                 dtype,
@@ -69,7 +70,7 @@ def reference(folder: str) -> tuple[float, Arrays]:
 def test_one_process_agrees_with_an_independent_float64_model(
     tied: bool, run: Run, ranks: RankPool, model_folder: Callable[[TinyModel], str]
 ) -> None:
-    folder = model_folder(TinyModel(tied=tied))
+    folder = model_folder(TinyModel(tied=tied, trained=False))
     loss, expected = reference(folder)
     ours_loss, ours = run({}, tied, "float32")
     assert abs(ours_loss - loss) < 1e-6 * max(1.0, abs(loss))
@@ -112,8 +113,6 @@ def test_pipeline_stages_change_neither_loss_nor_gradients(run: Run) -> None:
 
 def test_gradients_repeat_bit_by_bit(ranks: RankPool, model_folder: Callable[[TinyModel], str], run: Run) -> None:
     _, first = run({"tp": 2, "cp": 2}, False, "bfloat16")
-    again = ranks.run(
-        "gradients", 4, model_folder(TinyModel()), {"tp": 2, "cp": 2}, SAMPLES, "bfloat16", 0.7, WEIGHTS, 60
-    )
+    again = ranks.run("gradients", 4, model_folder(FRESH), {"tp": 2, "cp": 2}, SAMPLES, "bfloat16", 0.7, WEIGHTS, 60)
     second = merged([part[1] for part in again])
     assert all(np.array_equal(first[name], second[name]) for name in first)

@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
+from miles_top_launcher.tiny import TinyModel
 from tests.megatron.rank_pool import RankPool
+from tests.megatron.samples import FRESH, prompts
 from tests.megatron.test_layout_parity import bits
-from tests.megatron.tiny_model import TinyModel, prompts
 
 pytestmark = pytest.mark.distributed
 
@@ -17,7 +18,7 @@ SAMPLES = prompts(1003, [(5, 9), (17, 30)])
 
 def test_the_model_provider_gives_the_trainers_bits(ranks: RankPool, model_folder: Callable[[TinyModel], str]) -> None:
     """Also where the host derived ``pipeline_dtype`` from the parameters, as hosts do."""
-    model = model_folder(TinyModel())
+    model = model_folder(FRESH)
     (scores,) = ranks.run("score", 1, model, {}, SAMPLES, [(1.0, None)])
     expected = [value for values in scores[0] for value in values]
     assert bits(ranks.run("hosted", 1, model, SAMPLES)[0]) == bits(expected)
@@ -25,14 +26,15 @@ def test_the_model_provider_gives_the_trainers_bits(ranks: RankPool, model_folde
 
 def test_the_spec_puts_the_layers_into_a_stock_model(ranks: RankPool, model_folder: Callable[[TinyModel], str]) -> None:
     """The stock head rounds in another order, so only closeness is claimed through this door."""
-    ((ours, around),) = ranks.run("layers_in_a_stock_model", 1, model_folder(TinyModel()), SAMPLES)
+    ((ours, around),) = ranks.run("layers_in_a_stock_model", 1, model_folder(FRESH), SAMPLES)
     assert around == pytest.approx(ours, abs=0.05)
 
 
 def test_parameter_names_are_those_that_converters_know(
     ranks: RankPool, model_folder: Callable[[TinyModel], str]
 ) -> None:
-    names = set(ranks.run("parameter_names", 1, model_folder(TinyModel(num_layers=1)), {})[0])
+    model = model_folder(TinyModel(tied=False, trained=False, num_hidden_layers=1))
+    names = set(ranks.run("parameter_names", 1, model, {})[0])
     assert names == {
         "embedding.word_embeddings.weight",
         "decoder.layers.0.self_attention.linear_proj.weight",

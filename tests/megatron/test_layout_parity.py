@@ -15,17 +15,18 @@ from typing import Any
 
 import pytest
 
+from miles_top_launcher.tiny import TinyModel
 from tests.megatron.layouts import LAYOUTS, SINGLE, Layout, world_size
 from tests.megatron.rank_pool import RankPool
-from tests.megatron.tiny_model import TinyModel, prompts
+from tests.megatron.samples import prompts
 
 pytestmark = pytest.mark.distributed
 
 MODELS = {
-    "untied": TinyModel(),
-    "tied": TinyModel(tied=True),
-    "untied-trained": TinyModel(trained=True),
-    "tied-trained": TinyModel(tied=True, trained=True),
+    "untied": TinyModel(tied=False, trained=False),
+    "tied": TinyModel(trained=False),
+    "untied-trained": TinyModel(tied=False),
+    "tied-trained": TinyModel(),
 }
 SAMPLES = prompts(1003, [(5, 40), (17, 130), (1, 3), (133, 171), (64, 64), (2, 90)])
 OPTIONS = [(1.0, 200), (0.7, None)]

@@ -12,14 +12,15 @@ from typing import Any
 
 import pytest
 
+from miles_top_launcher.tiny import TinyModel
 from tests.megatron.rank_pool import RankPool
+from tests.megatron.samples import prompts
 from tests.megatron.test_layout_parity import bits
-from tests.megatron.tiny_model import TinyModel, prompts
 
 pytestmark = pytest.mark.distributed
 
 SAMPLES = prompts(1003, [(5, 9), (17, 30), (1, 3), (33, 21), (64, 70), (7, 1)])
-MODEL = TinyModel(trained=True)
+MODEL = TinyModel(tied=False)
 
 
 @pytest.fixture

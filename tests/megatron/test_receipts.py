@@ -15,9 +15,10 @@ from megatron_top_plugin._contract.schema.layout import Layout, TrainLayout
 from megatron_top_plugin._contract.schema.receipt import Receipt, compare_receipts
 from megatron_top_plugin.cpu_support import CpuSupport
 from megatron_top_plugin.receipts import _classes
+from miles_top_launcher.tiny import TinyModel
 from tests.megatron.layouts import LAYOUTS, world_size
 from tests.megatron.rank_pool import RankPool
-from tests.megatron.tiny_model import TinyModel
+from tests.megatron.samples import FRESH
 
 pytestmark = pytest.mark.distributed
 
@@ -27,7 +28,7 @@ def test_every_rank_shows_its_receipt_to_all(
     name: str, ranks: RankPool, model_folder: Callable[[TinyModel], str]
 ) -> None:
     layout = LAYOUTS[name]
-    shown = ranks.run("receipts", world_size(layout), model_folder(TinyModel()), layout)
+    shown = ranks.run("receipts", world_size(layout), model_folder(FRESH), layout)
     assert all(receipts == shown[0] for receipts in shown)
     receipts = [Receipt.model_validate(receipt) for receipt in shown[0]]
     assert [receipt.rank for receipt in receipts] == list(range(world_size(layout)))
@@ -41,7 +42,7 @@ def test_every_rank_shows_its_receipt_to_all(
 
 
 def test_head_and_embedding_are_shown_where_they_are(ranks: RankPool, model_folder: Callable[[TinyModel], str]) -> None:
-    first, last = ranks.run("receipts", 2, model_folder(TinyModel()), {"pp": 2})[0]
+    first, last = ranks.run("receipts", 2, model_folder(FRESH), {"pp": 2})[0]
     assert "word_embeddings" in first["classes"]
     assert "output_layer" not in first["classes"]
     assert "output_layer" in last["classes"]
@@ -49,7 +50,7 @@ def test_head_and_embedding_are_shown_where_they_are(ranks: RankPool, model_fold
 
 
 def test_a_hook_that_was_taken_out_shows(ranks: RankPool, model_folder: Callable[[TinyModel], str]) -> None:
-    assert ranks.run("receipt_without_a_hook", 1, model_folder(TinyModel()), {}) == [["torch.cuda.synchronize"]]
+    assert ranks.run("receipt_without_a_hook", 1, model_folder(FRESH), {}) == [["torch.cuda.synchronize"]]
 
 
 def _like_ours() -> Any:

@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from miles_top_launcher.tiny import TinyModel
 from tests.megatron.gradients import Arrays, merged
 from tests.megatron.layouts import Layout, world_size
 from tests.megatron.rank_pool import RankPool
-from tests.megatron.tiny_model import TinyModel, prompts
+from tests.megatron.samples import prompts
 
 pytestmark = pytest.mark.distributed
 
@@ -39,7 +40,7 @@ def gradients(ranks: RankPool, model: str, layout: Layout, dtype: str, **options
 def test_recompute_changes_no_bit(
     layout: Layout, dtype: str, ranks: RankPool, model_folder: Callable[[TinyModel], str]
 ) -> None:
-    model = model_folder(TinyModel(trained=True))
+    model = model_folder(TinyModel(tied=False))
     loss, kept = gradients(ranks, model, layout, dtype)
     for name, mode in MODES.items():
         again_loss, again = gradients(ranks, model, layout, dtype, recompute=mode)

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from miles_top_launcher.tiny import TinyModel
 from tests.megatron.rank_pool import RankPool
-from tests.megatron.tiny_model import TinyModel
+from tests.megatron.samples import FRESH
 
 pytestmark = pytest.mark.distributed
 
@@ -34,14 +35,14 @@ CONFIGS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("changed", CONFIGS, ids=str)
 def test_options(changed: dict[str, Any], ranks: RankPool, model_folder: Callable[[TinyModel], str]) -> None:
     layout = {"tp": changed.get("tensor_model_parallel_size", 1)}
-    (message,) = ranks.run("error", 1, "config", model_folder(TinyModel()), layout, **changed)
+    (message,) = ranks.run("error", 1, "config", model_folder(FRESH), layout, **changed)
     assert message.startswith("OptionRefused: ")
     assert next(iter(changed)) in message
     assert "\n" not in message
 
 
 def test_a_config_without_a_contract(ranks: RankPool, model_folder: Callable[[TinyModel], str]) -> None:
-    (message,) = ranks.run("error", 1, "stock_config", model_folder(TinyModel()), {})
+    (message,) = ranks.run("error", 1, "stock_config", model_folder(FRESH), {})
     assert "carries no contract" in message
 
 
@@ -58,7 +59,7 @@ def test_a_config_without_a_contract(ranks: RankPool, model_folder: Callable[[Ti
 def test_layouts(
     layout: dict[str, int], world: int, part: str, ranks: RankPool, model_folder: Callable[[TinyModel], str]
 ) -> None:
-    for message in ranks.run("error", world, "open", model_folder(TinyModel()), layout):
+    for message in ranks.run("error", world, "open", model_folder(FRESH), layout):
         assert message.startswith("LayoutRefused: ")
         assert part in message
 
@@ -70,7 +71,7 @@ def test_layouts(
         ([1], [], 1.0, "the response is empty"),
         ([1, 2], [1003], 1.0, "token id 1003"),
         ([-1], [2], 1.0, "token id -1"),
-        ([1] * 1024, [2], 1.0, "1025 tokens"),
+        ([1] * 4096, [2], 1.0, "4097 tokens"),
         ([1], [2], -0.5, "temperature=-0.5"),
         ([1], [2], float("nan"), "temperature=nan"),
         ([1], [2], float("inf"), "temperature=inf"),
@@ -86,12 +87,36 @@ def test_sequences(
 ) -> None:
     samples = [([1, 2], [3]), (prompt, response)]
     options = {"samples": samples, "temperature": temperature}
-    (message,) = ranks.run("error", 1, "score", model_folder(TinyModel()), {}, **options)
+    (message,) = ranks.run("error", 1, "score", model_folder(FRESH), {}, **options)
     assert part in message
     assert "\n" not in message
 
 
+def test_no_sequence(ranks: RankPool, model_folder: Callable[[TinyModel], str]) -> None:
+    options: dict[str, Any] = {"samples": [], "temperature": 1.0}
+    (message,) = ranks.run("error", 1, "score", model_folder(FRESH), {}, **options)
+    assert "none given" in message
+
+
+@pytest.mark.parametrize(
+    ("weights", "part"),
+    [
+        ([[1.0, 2.0]], "1 rows for 2 sequences"),
+        # As many numbers as tokens, one row short: the tokens behind it would take their neighbours' weights.
+        ([[1.0], [2.0, 3.0]], "weights of sequence 0: 1 numbers for 2"),
+        ([[1.0, float("nan")], [2.0]], "weights of sequence 0: one is not finite"),
+    ],
+)
+def test_loss_weights_that_do_not_fit(
+    weights: list[list[float]], part: str, ranks: RankPool, model_folder: Callable[[TinyModel], str]
+) -> None:
+    samples = [([1, 2], [3, 4]), ([5], [6])]
+    (message,) = ranks.run("error", 1, "step", model_folder(FRESH), {}, samples=samples, weights=weights)
+    assert message.startswith("Refusal: ")
+    assert part in message
+
+
 def test_a_dtype_that_no_kernel_takes(ranks: RankPool, model_folder: Callable[[TinyModel], str]) -> None:
-    (message,) = ranks.run("error", 1, "open", model_folder(TinyModel()), {}, "float16")
+    (message,) = ranks.run("error", 1, "open", model_folder(FRESH), {}, "float16")
     assert message.startswith("OptionRefused: ")
     assert "float16" in message

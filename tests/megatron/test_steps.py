@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from miles_top_launcher.tiny import TinyModel
 from tests.megatron.gradients import Arrays, merged
 from tests.megatron.layouts import LAYOUTS, Layout, world_size
 from tests.megatron.rank_pool import RankPool
-from tests.megatron.tiny_model import TinyModel, prompts
+from tests.megatron.samples import prompts
 
 pytestmark = pytest.mark.distributed
 
@@ -33,7 +34,7 @@ def steps(ranks: RankPool, model_folder: Callable[[TinyModel], str]) -> Callable
         key = repr((layout, dtype, distributed, clip))
         if key not in known:
             optimizer = {"lr": LR, "use_distributed_optimizer": distributed, "clip_grad": clip}
-            model = model_folder(TinyModel(tied=True))
+            model = model_folder(TinyModel(trained=False))
             parts = ranks.run("step", world_size(layout), model, layout, SAMPLES, dtype, 2, 50, optimizer=optimizer)
             losses, norms, _, logprobs, digests = parts[0]
             assert all(part[3] == logprobs and part[4] == digests for part in parts)
@@ -83,7 +84,7 @@ def test_the_distributed_optimiser_gives_the_same_bits(layout: Layout, steps: Ca
 def test_a_step_changes_weights_and_scores(
     steps: Callable[..., Any], ranks: RankPool, model_folder: Callable[[TinyModel], str]
 ) -> None:
-    model = model_folder(TinyModel(tied=True))
+    model = model_folder(TinyModel(trained=False))
     before = ranks.run("receipts", 1, model, {})[0][0]["weights"]
     after = steps({})[4]
     # A norm's weight of 1 moves by less than bfloat16 can show beside it.

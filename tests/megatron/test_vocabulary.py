@@ -12,9 +12,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from miles_top_launcher.tiny import TinyModel
 from tests.megatron.rank_pool import RankPool
+from tests.megatron.samples import prompts
 from tests.megatron.test_layout_parity import bits
-from tests.megatron.tiny_model import TinyModel, prompts
 
 pytestmark = pytest.mark.distributed
 
@@ -24,7 +25,7 @@ pytestmark = pytest.mark.distributed
 def test_odd_vocabularies(
     vocab_size: int, tied: bool, ranks: RankPool, model_folder: Callable[[TinyModel], str]
 ) -> None:
-    model = model_folder(TinyModel(vocab_size=vocab_size, tied=tied, num_layers=1))
+    model = model_folder(TinyModel(tied=tied, trained=False, vocab_size=vocab_size, num_hidden_layers=1))
     samples = prompts(vocab_size, [(3, 12), (9, 20)])
     # The last real token sits beside the padding.
     samples[0][1][-1] = samples[1][0][0] = vocab_size - 1

@@ -14,10 +14,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from miles_top_launcher.tiny import TinyModel, weights
 from tests.megatron.layouts import LAYOUTS, Layout, world_size
 from tests.megatron.rank_pool import RankPool
+from tests.megatron.samples import FRESH, prompts
 from tests.megatron.test_layout_parity import bits
-from tests.megatron.tiny_model import TinyModel, prompts, tensors
 
 pytestmark = pytest.mark.distributed
 
@@ -30,7 +31,7 @@ NAMES = ("tp2", "pp2", "tp2pp2", "cp2", "tp4")
 def test_round_trip(
     layout: Layout, tied: bool, ranks: RankPool, model_folder: Callable[[TinyModel], str], tmp_path: Path
 ) -> None:
-    spec = TinyModel(tied=tied, trained=True)
+    spec = TinyModel(tied=tied)
     folder = model_folder(spec)
     ranks.run("save", world_size(layout), folder, layout, str(tmp_path))
     files = sorted(tmp_path.glob("*.safetensors"))
@@ -40,7 +41,7 @@ def test_round_trip(
         part = load_file(file)
         assert not saved.keys() & part.keys()
         saved |= part
-    expected = tensors(spec)
+    expected = weights(spec)
     assert saved.keys() == expected.keys()
     assert all(torch.equal(saved[name].view(torch.int16), expected[name].view(torch.int16)) for name in expected)
     # The folder is whole: it loads again, through its index where it has one, in another layout.
@@ -48,13 +49,29 @@ def test_round_trip(
     assert bits(ranks.run("score", 2, str(tmp_path), {"tp": 2}, SAMPLES, [(1.0, None)])[0]) == bits(first)
 
 
+def test_saving_replaces_what_the_folder_held(
+    ranks: RankPool, model_folder: Callable[[TinyModel], str], tmp_path: Path
+) -> None:
+    """Weights of another layout left beside the new ones, or an index over them, would be loaded in their place."""
+    folder, other = model_folder(FRESH), model_folder(TinyModel(tied=False))
+    ranks.run("save", 2, folder, {"pp": 2}, str(tmp_path))
+    assert len(list(tmp_path.glob("*.safetensors*"))) == 3
+    ranks.run("save", 1, other, {}, str(tmp_path))
+    assert [file.name for file in tmp_path.glob("*.safetensors*")] == ["model.safetensors"]
+    stored, expected = load_file(tmp_path / "model.safetensors"), load_file(Path(other) / "model.safetensors")
+    assert all(torch.equal(stored[name], expected[name]) for name in expected)
+    # Into the folder that the model came from, twice.
+    ranks.run("save", 2, str(tmp_path), {"tp": 2}, str(tmp_path), str(tmp_path))
+    assert (tmp_path / "model.safetensors").read_bytes() == (Path(other) / "model.safetensors").read_bytes()
+
+
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 def test_digests_are_the_same_in_every_layout(
     tied: bool, ranks: RankPool, model_folder: Callable[[TinyModel], str]
 ) -> None:
-    folder = model_folder(TinyModel(tied=tied))
+    folder = model_folder(TinyModel(tied=tied, trained=False))
     expected = ranks.run("receipts", 1, folder, {})[0][0]["weights"]
-    assert expected.keys() == tensors(TinyModel(tied=tied)).keys()
+    assert expected.keys() == weights(TinyModel(tied=tied, trained=False)).keys()
     for name in NAMES:
         for shown in ranks.run("receipts", world_size(LAYOUTS[name]), folder, LAYOUTS[name]):
             assert shown[0]["weights"] == expected
@@ -64,13 +81,13 @@ def test_digests_are_the_same_in_every_layout(
 def test_a_flipped_bit_changes_the_digest_and_the_log_probs(
     ranks: RankPool, model_folder: Callable[[TinyModel], str], tmp_path: Path
 ) -> None:
-    folder = model_folder(TinyModel())
+    folder = model_folder(FRESH)
     flipped = tmp_path / "flipped"
     shutil.copytree(folder, flipped)
     name = "model.layers.1.mlp.down_proj.weight"
-    weights = load_file(flipped / "model.safetensors")
-    weights[name].view(torch.int16)[5] ^= 1
-    save_file(weights, flipped / "model.safetensors", metadata={"format": "pt"})
+    stored = load_file(flipped / "model.safetensors")
+    stored[name].view(torch.int16)[5] ^= 1
+    save_file(stored, flipped / "model.safetensors", metadata={"format": "pt"})
     for layout in ({}, {"tp": 2}):
         world = world_size(layout)
         before = ranks.run("receipts", world, folder, layout)[0][0]["weights"]
@@ -81,42 +98,52 @@ def test_a_flipped_bit_changes_the_digest_and_the_log_probs(
 
 
 def test_tied_copies_that_drift_apart_are_named(ranks: RankPool, model_folder: Callable[[TinyModel], str]) -> None:
-    messages = ranks.run("error", 2, "tied_copies_apart", model_folder(TinyModel(tied=True)), {"pp": 2})
+    messages = ranks.run("error", 2, "tied_copies_apart", model_folder(TinyModel(trained=False)), {"pp": 2})
     assert all("DigestMismatch" in text and "model.embed_tokens.weight, part 0" in text for text in messages)
 
 
 def test_a_tied_checkpoint_may_store_its_head(
     ranks: RankPool, model_folder: Callable[[TinyModel], str], tmp_path: Path
 ) -> None:
-    folder = model_folder(TinyModel(tied=True))
+    folder = model_folder(TinyModel(trained=False))
     copy = tmp_path / "with-head"
     shutil.copytree(folder, copy)
-    weights = load_file(copy / "model.safetensors")
-    weights["lm_head.weight"] = weights["model.embed_tokens.weight"].clone()
-    save_file(weights, copy / "model.safetensors", metadata={"format": "pt"})
+    stored = load_file(copy / "model.safetensors")
+    stored["lm_head.weight"] = stored["model.embed_tokens.weight"].clone()
+    save_file(stored, copy / "model.safetensors", metadata={"format": "pt"})
     one = ranks.run("score", 1, folder, {}, SAMPLES, [(1.0, None)])[0]
     assert bits(ranks.run("score", 1, str(copy), {}, SAMPLES, [(1.0, None)])[0]) == bits(one)
 
 
-@pytest.mark.parametrize("damage", ["missing", "surplus", "shape", "no file"])
+@pytest.mark.parametrize("damage", ["missing", "surplus", "shape", "no file", "cut short", "no index"])
 def test_folders_that_do_not_hold_the_model(
     damage: str, ranks: RankPool, model_folder: Callable[[TinyModel], str], tmp_path: Path
 ) -> None:
     broken = tmp_path / "broken"
-    shutil.copytree(model_folder(TinyModel()), broken)
-    weights = load_file(broken / "model.safetensors")
+    shutil.copytree(model_folder(FRESH), broken)
+    stored = load_file(broken / "model.safetensors")
     if damage == "missing":
-        del weights["model.layers.1.self_attn.k_norm.weight"]
+        del stored["model.layers.1.self_attn.k_norm.weight"]
     elif damage == "surplus":
-        weights["model.layers.1.self_attn.q_proj.bias"] = torch.zeros(256)
+        stored["model.layers.1.self_attn.q_proj.bias"] = torch.zeros(256)
     elif damage == "shape":
-        weights["model.norm.weight"] = torch.ones(64)
-    save_file(weights, broken / "model.safetensors", metadata={"format": "pt"})
+        stored["model.norm.weight"] = torch.ones(64)
+    save_file(stored, broken / "model.safetensors", metadata={"format": "pt"})
     if damage == "no file":
         (broken / "model.safetensors").unlink()
+    elif damage == "cut short":
+        whole = (broken / "model.safetensors").read_bytes()
+        (broken / "model.safetensors").write_bytes(whole[:-100])
+    elif damage == "no index":
+        (broken / "model.safetensors.index.json").write_text("{")
     (message,) = ranks.run("error", 1, "open", str(broken), {})
     assert message.startswith("UnsupportedModel: ")
     assert "\n" not in message
-    assert {"missing": "k_norm", "surplus": "q_proj.bias", "shape": "model.norm.weight", "no file": "neither"}[
-        damage
-    ] in message
+    assert {
+        "missing": "k_norm",
+        "surplus": "q_proj.bias",
+        "shape": "model.norm.weight",
+        "no file": "neither",
+        "cut short": "no whole safetensors file",
+        "no index": "no index of tensors",
+    }[damage] in message

@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.sglang import tiny
+from miles_top_launcher.tiny import TinyModel, build
 
 
 @pytest.fixture(scope="session")
 def tied_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Tied embeddings, trained-like weights."""
-    return tiny.build(tmp_path_factory.mktemp("tied") / "model", tied=True, trained_like=True)
+    return build(TinyModel(), tmp_path_factory.mktemp("tied") / "model")
 
 
 @pytest.fixture(scope="session")
 def untied_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Untied embeddings, weights at initial scale, and a vocabulary of 65: most of its 8 segments are empty."""
     folder = tmp_path_factory.mktemp("untied") / "model"
-    return tiny.build(folder, tied=False, trained_like=False, seed=1, vocab_size=65)
+    return build(TinyModel(tied=False, trained=False, vocab_size=65), folder)

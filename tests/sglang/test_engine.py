@@ -16,12 +16,13 @@ from typing import Any
 import pytest
 import torch
 
-from tests.sglang import tiny
+from miles_top_launcher.tiny import TinyModel, build
 from tests.sglang.rollout import CONTRACT, as_sample, bits, engine, mismatches, prompts, rescore, sample
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
-PROMPTS = prompts(tiny.VOCAB_SIZE)
+MODEL = TinyModel()
+PROMPTS = prompts(MODEL.vocab_size)
 
 
 @pytest.fixture(scope="module")
@@ -121,8 +122,8 @@ def test_top_and_named_logprobs_have_the_same_bits(live: Any) -> None:
         sampling_params=params,
         return_logprob=True,
         logprob_start_len=0,
-        top_logprobs_num=tiny.VOCAB_SIZE,
-        token_ids_logprob=list(range(0, tiny.VOCAB_SIZE, 2)),
+        top_logprobs_num=MODEL.vocab_size,
+        token_ids_logprob=list(range(0, MODEL.vocab_size, 2)),
     )
     meta = output["meta_info"]
     for side, first in (("output", 0), ("input", 1)):
@@ -132,7 +133,7 @@ def test_top_and_named_logprobs_have_the_same_bits(live: Any) -> None:
             chosen, meta[f"{side}_top_logprobs"][first:], meta[f"{side}_token_ids_logprobs"][first:], strict=True
         ):
             every = {row[1]: row[0] for row in top}
-            assert len(every) == tiny.VOCAB_SIZE
+            assert len(every) == MODEL.vocab_size
             assert bits([every[entry[1]]]) == bits([entry[0]])
             assert all(bits([row[0]]) == bits([every[row[1]]]) for row in named)
 
@@ -178,12 +179,15 @@ def test_receipt_shows_live_objects(live: Any) -> None:
     assert shown["contract"] == CONTRACT
     (receipt,) = shown["receipts"]
     assert all(hook["in_place"] for hook in receipt["hooks"])
-    assert receipt["layers"]["sglang_top_plugin.model.qwen3.ContractDecoderLayer"] == tiny.LAYERS
-    assert receipt["layers"]["sglang_top_plugin.model.linear.SegmentedRowLinear"] == 2 * tiny.LAYERS
+    assert receipt["layers"]["sglang_top_plugin.model.qwen3.ContractDecoderLayer"] == MODEL.num_hidden_layers
+    assert receipt["layers"]["sglang_top_plugin.model.linear.SegmentedRowLinear"] == 2 * MODEL.num_hidden_layers
     assert not any("RowParallelLinear" in name for name in receipt["layers"])
     assert receipt["dtype"] == "bfloat16"
     assert receipt["compiled_kernels"]
-    assert len(receipt["weights"]) == 11 * tiny.LAYERS + 2
+    assert len(receipt["weights"]) == 11 * MODEL.num_hidden_layers + 2
+    frontend = shown["frontend_hooks"]
+    assert {hook["target"].rpartition(".")[2] for hook in frontend} >= {"_create_tokenized_object", "_send_one_request"}
+    assert all(hook["in_place"] for hook in frontend)
 
 
 def _update(live: Any, weights: dict[str, torch.Tensor], **more: Any) -> None:
@@ -217,7 +221,7 @@ def test_weight_updates_renew_the_receipt(live: Any, tied_model: Path, tmp_path:
 
     before = receipt()
     reference = sample(live, PROMPTS[:4], 1.0)
-    other = tiny.build(tmp_path / "other", tied=True, trained_like=True, seed=9)
+    other = build(TinyModel(weight_seed=9), tmp_path / "other")
     assert live.update_weights_from_disk(str(other))[0]
     changed = receipt()
     assert set(changed["weights"]) == set(before["weights"])
@@ -242,10 +246,31 @@ def test_weight_updates_renew_the_receipt(live: Any, tied_model: Path, tmp_path:
     assert differ == ["model.layers.1.mlp.down_proj.weight"]
 
 
+def test_the_weight_checkers_noise_is_no_weight_of_the_contract(live: Any, tied_model: Path) -> None:
+    """``reset_tensors`` overwrites weights without an update: the receipt says so, and old keys are not read."""
+    from safetensors.torch import load_file
+    from sglang.srt.managers.io_struct import CheckWeightsReqInput
+
+    weights = load_file(tied_model / "model.safetensors")
+    _update(live, weights)
+    reference = sample(live, PROMPTS[:3], 1.0)
+    before = live.get_server_info()["true_on_policy"]["receipts"][0]
+    request = CheckWeightsReqInput(action="reset_tensors")
+    live.loop.run_until_complete(live.tokenizer_manager.check_weights(request, None))
+    noise = live.get_server_info()["true_on_policy"]["receipts"][0]
+    assert all(noise["weights"][name] != digest for name, digest in before["weights"].items())
+    with pytest.raises(ValueError, match="older weights"):
+        live.generate(input_ids=PROMPTS[2], sampling_params={"max_new_tokens": 2})
+    _update(live, weights)
+    assert live.get_server_info()["true_on_policy"]["receipts"][0]["weights"] == before["weights"]
+    again = sample(live, PROMPTS[:3], 1.0)
+    assert mismatches([one.logprobs for one in again], [one.logprobs for one in reference]) == 0
+
+
 def test_nan_logits_surface_as_nan(live: Any, tied_model: Path) -> None:
     """Last in the module: it poisons the weights. Nothing on the way may turn NaN into a number."""
     live.flush_cache()
-    poison = torch.full((tiny.HIDDEN,), math.nan, dtype=torch.bfloat16)
+    poison = torch.full((MODEL.config()["hidden_size"],), math.nan, dtype=torch.bfloat16)
     _update(live, {"model.norm.weight": poison})
     (one,) = sample(live, [[1, 2, 3]], 1.0, new_tokens=3)
     assert all(math.isnan(value) for value in one.logprobs)

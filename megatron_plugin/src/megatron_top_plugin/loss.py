@@ -2,17 +2,39 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence as SequenceOf
 
 import torch
 from torch import Tensor
 
-from .packing import PackedBatch
+from ._contract.schema.errors import Refusal
+from .packing import PackedBatch, Sequence
+
+#: A weight (such as an advantage) for each response token of each sequence.
+LossWeights = SequenceOf[SequenceOf[float]]
 
 
-def policy_gradient_sum(
-    logprobs: Tensor, batch: PackedBatch, weights: SequenceOf[SequenceOf[float]] | None
-) -> tuple[Tensor, Tensor]:
+def check_loss_weights(sequences: SequenceOf[Sequence], weights: LossWeights) -> None:
+    """Refuse weights that do not give each response token one finite number: laid end to end, the tokens behind a row
+    of another length would take their neighbours' weights.
+
+    Raises:
+        Refusal: naming the first sequence whose weights do not fit.
+    """
+    if len(weights) != len(sequences):
+        raise Refusal(f"weights: {len(weights)} rows for {len(sequences)} sequences; give one row a sequence")
+    for index, (sequence, row) in enumerate(zip(sequences, weights, strict=True)):
+        if len(row) != len(sequence.response):
+            raise Refusal(
+                f"weights of sequence {index}: {len(row)} numbers for {len(sequence.response)} response tokens; give "
+                "one a token"
+            )
+        if not all(math.isfinite(value) for value in row):
+            raise Refusal(f"weights of sequence {index}: one is not finite")
+
+
+def policy_gradient_sum(logprobs: Tensor, batch: PackedBatch, weights: LossWeights | None) -> tuple[Tensor, Tensor]:
     """This rank's sum of ``-weight * logprob`` over its response tokens (fp32 scalar), and their number (int32 scalar).
 
     Neither is divided here. With ``calculate_per_token_loss`` Megatron adds gradients over data- and context-parallel

@@ -56,8 +56,11 @@ def check_sequences(sequences: SequenceOf[Sequence], vocab_size: int, max_positi
     """Refuse sequences that no model of this size can score.
 
     Raises:
-        Refusal: naming the first sequence that is empty, too long, or holds a token outside the vocabulary.
+        Refusal: when there is none, or naming the first that is empty, too long, or holds a token outside the
+            vocabulary.
     """
+    if not sequences:
+        raise Refusal("sequences: none given; there is no token to score")
     for index, sequence in enumerate(sequences):
         if not sequence.prompt:
             raise Refusal(f"sequence {index}: the prompt is empty; the first token needs one before it to be scored")

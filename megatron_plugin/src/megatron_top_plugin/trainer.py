@@ -21,13 +21,14 @@ from ._contract.schema.receipt import Receipt
 from ._contract.schema.versions import check_versions, installed_versions
 from .config import Recompute, make_config
 from .cpu_support import CpuSupport
+from .loss import LossWeights, check_loss_weights
 from .model import build_model
 from .numerics import Numerics
 from .packing import Sequence, check_sequences
 from .ranks import Ranks
 from .receipts import gather_receipts
 from .scoring import score
-from .training import LossWeights, OptimizerSettings, StepResult, Training
+from .training import OptimizerSettings, StepResult, Training
 from .weights.load import load_hf_weights
 from .weights.save import save_hf_weights
 
@@ -148,12 +149,15 @@ class Trainer:
         log-likelihood. Without an update, each parameter's ``main_grad`` (fp32) holds the finished gradient.
 
         Raises:
-            Refusal: as :meth:`score`, or when the trainer was built without an optimiser.
+            Refusal: as :meth:`score`, or when the trainer was built without an optimiser, or when ``weights`` does not
+                give one number for each response token.
         """
         if self._training is None:
             raise LayoutRefused("train_step: the trainer was built without optimizer=; give OptimizerSettings to train")
         shape = self._numerics.shape
         check_sequences(sequences, shape.vocab_size, shape.max_position_embeddings)
+        if weights is not None:
+            check_loss_weights(sequences, weights)
         return self._training.step(
             self._layout, self._ranks, sequences, temperature, weights, micro_batch_tokens, update=update
         )

@@ -19,12 +19,9 @@ from torch import Tensor
 from ._contract.schema.layout import TrainLayout
 from .batches import local_batches
 from .logprobs import forward_packed, packed_logprobs
-from .loss import policy_gradient_sum
+from .loss import LossWeights, policy_gradient_sum
 from .packing import PackedBatch, Sequence
 from .ranks import Ranks
-
-#: A weight (such as an advantage) for each response token of each sequence.
-LossWeights = SequenceOf[SequenceOf[float]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from ._contract.schema.layout import Layout, RolloutLayout, TrainLayout
-
-CpLayout = Literal["zigzag", "contiguous"]
+from ._contract.schema.layout import CpLayout, Layout, RolloutLayout, TrainLayout
 
 # tp, pp, cp, dp
 TRAIN_LAYOUTS = (

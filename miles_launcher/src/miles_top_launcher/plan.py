@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Literal
 
 from ._contract.schema.contract import TrueOnPolicyContract
-from ._contract.schema.layout import Layout, RolloutLayout, TrainLayout, check_layout
+from ._contract.schema.layout import CpLayout, Layout, RolloutLayout, TrainLayout, check_layout
 from ._contract.schema.temperature import check_temperature
 from .environment import check_environment
-from .matrix import CpLayout, matrix_layouts
+from .matrix import matrix_layouts
 from .model_folder import ModelFolder, check_shape_for, check_weights, pick_contract, read_folder
 from .preflight import check_installed
 from .problems import BadInput

@@ -79,11 +79,12 @@ def build(model: TinyModel, folder: Path) -> Path:
 
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(model.config(), indent=2) + "\n", encoding="utf-8")
-    save_file(_weights(model), str(folder / "model.safetensors"), metadata={"format": "pt"})
+    save_file(weights(model), str(folder / "model.safetensors"), metadata={"format": "pt"})
     return folder
 
 
-def _weights(model: TinyModel) -> dict[str, torch.Tensor]:
+def weights(model: TinyModel) -> dict[str, torch.Tensor]:
+    """The tensors of `model` by their Hugging Face names, bfloat16, on the CPU."""
     import torch
 
     config = model.config()
@@ -101,10 +102,10 @@ def _weights(model: TinyModel) -> dict[str, torch.Tensor]:
         spread = torch.rand(size, generator=generator) * 2.0 - 1.0
         return torch.pow(10.0, spread)
 
-    weights = {"model.embed_tokens.weight": matrix(model.vocab_size, hidden)}
+    tensors = {"model.embed_tokens.weight": matrix(model.vocab_size, hidden)}
     for layer in range(model.num_hidden_layers):
         prefix = f"model.layers.{layer}."
-        weights |= {
+        tensors |= {
             prefix + "input_layernorm.weight": norm(hidden),
             prefix + "self_attn.q_proj.weight": matrix(q_width, hidden),
             prefix + "self_attn.k_proj.weight": matrix(kv_width, hidden),
@@ -120,11 +121,11 @@ def _weights(model: TinyModel) -> dict[str, torch.Tensor]:
         if model.trained:
             # Whole output channels of the two projections that write the residual stream: its outliers persist.
             for name in ("self_attn.o_proj.weight", "mlp.down_proj.weight"):
-                weights[prefix + name][list(OUTLIER_CHANNELS)] *= OUTLIER_FACTOR
-    weights["model.norm.weight"] = norm(hidden)
+                tensors[prefix + name][list(OUTLIER_CHANNELS)] *= OUTLIER_FACTOR
+    tensors["model.norm.weight"] = norm(hidden)
     if not model.tied:
-        weights["lm_head.weight"] = matrix(model.vocab_size, hidden)
+        tensors["lm_head.weight"] = matrix(model.vocab_size, hidden)
     if model.trained:
         # Outlier channels dominate the final norm, so the head's scale is what makes some tokens near certain.
-        weights["model.norm.weight"] *= 12.0 / math.sqrt(hidden)
-    return {name: value.to(torch.bfloat16).contiguous() for name, value in weights.items()}
+        tensors["model.norm.weight"] *= 12.0 / math.sqrt(hidden)
+    return {name: value.to(torch.bfloat16).contiguous() for name, value in tensors.items()}

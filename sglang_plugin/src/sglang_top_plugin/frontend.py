@@ -12,8 +12,8 @@ from typing import Any
 from sglang.srt.plugins.hook_registry import HookType
 
 from . import requests
-from ._contract.schema.errors import OptionRefused
-from .flag import contract_name
+from ._contract.schema.errors import OptionRefused, ReceiptMismatch
+from .flag import FLAG_HOOKS, contract_name
 from .hooks import Hook
 from .stopping import stop
 
@@ -98,10 +98,19 @@ async def _internal_state(original: Callable[..., Awaitable[list[dict[str, Any]]
     states = await original(self)
     if contract_name(self.server_args) is not None:
         info: dict[str, Any] = getattr(self, _INFO)
-        info[INFO_KEY] = states[0].pop(INFO_KEY)
+        info[INFO_KEY] = states[0].pop(INFO_KEY) | {"frontend_hooks": _shown_hooks()}
         for receipt in info[INFO_KEY]["receipts"]:
             receipt["weight_version"] = self.config_value("weight_version")  # as it stands beside each response
     return states
+
+
+def _shown_hooks() -> list[dict[str, Any]]:
+    """This process's own hooks as they stand now: no scheduler's receipt can show them."""
+    shown = [hook.receipt() for hook in (*FLAG_HOOKS, *FRONTEND_HOOKS)]
+    for hook in shown:
+        if not hook.in_place:
+            raise ReceiptMismatch(f"hook {hook.target} is not in place any more")
+    return [hook.model_dump(mode="json") for hook in shown]
 
 
 _MANAGER = "sglang.srt.managers.tokenizer_manager.TokenizerManager"

@@ -42,6 +42,15 @@ def _updated(result: Any, self: Any, recv_req: Any) -> Any:
     return result
 
 
+def _checked(result: Any, self: Any, recv_req: Any) -> Any:
+    """The weight checker also writes: ``reset_tensors`` fills every weight with noise and flushes nothing."""
+    global _old_cache
+    if recv_req.action == "reset_tensors":
+        receipts.forget()
+        _old_cache = True
+    return result
+
+
 def _hold_updates(original: Callable[..., None], self: Any, recv_reqs: list[Any]) -> None:
     """Keeps a weight update, and what follows it, until the last batch has left the scheduler.
 
@@ -153,6 +162,12 @@ SCHEDULER_HOOKS = (
             "update_weights_from_ipc",
             "resume_memory_occupation",
         )
+    ),
+    Hook(
+        f"{_UPDATER}.check_weights",
+        _checked,
+        HookType.AFTER,
+        "its action reset_tensors overwrites the weights: receipts and cache are stale",
     ),
     Hook(
         "sglang.srt.model_executor.model_runner.ModelRunner.maybe_enable_batch_invariant_mode",

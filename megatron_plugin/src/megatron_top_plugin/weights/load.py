@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from .._contract.schema.errors import UnsupportedModel
@@ -40,12 +40,15 @@ class HuggingFaceFolder:
     def _index(self) -> dict[str, str]:
         index = self._folder / "model.safetensors.index.json"
         if index.exists():
-            files: dict[str, str] = json.loads(index.read_text())["weight_map"]
+            try:
+                files: dict[str, str] = dict(json.loads(index.read_text())["weight_map"])
+            except (ValueError, TypeError, KeyError) as error:
+                raise UnsupportedModel(f"{index}: no index of tensors: {error!r}; save the model again") from error
             return files
         single = self._folder / "model.safetensors"
         if not single.exists():
             raise UnsupportedModel(f"{self._folder} holds neither model.safetensors nor model.safetensors.index.json")
-        with safe_open(single, framework="pt") as handle:
+        with _opened(single) as handle:
             return dict.fromkeys(handle.keys(), single.name)
 
     def _handle(self, name: str) -> Any:
@@ -53,7 +56,9 @@ class HuggingFaceFolder:
         if file not in self._open:
             if not (self._folder / file).exists():
                 raise UnsupportedModel(f"{self._folder}: the index names {file}, which is not there")
-            self._open[file] = safe_open(self._folder / file, framework="pt")
+            self._open[file] = _opened(self._folder / file)
+            if name not in self._open[file].keys():  # noqa: SIM118 (the handle is no mapping)
+                raise UnsupportedModel(f"{self._folder}: the index says that {file} holds {name}, which it does not")
         return self._open[file]
 
     def read(self, part: Part, shape: ModelShape) -> Tensor:
@@ -77,6 +82,13 @@ class HuggingFaceFolder:
         if padding:
             rows = torch.cat((rows, rows.new_zeros(padding, *rows.shape[1:])))
         return rows
+
+
+def _opened(file: Path) -> Any:
+    try:
+        return safe_open(file, framework="pt")
+    except SafetensorError as error:
+        raise UnsupportedModel(f"{file}: no whole safetensors file: {error}; save the model again") from error
 
 
 def load_hf_weights(model: Any, folder: str | Path, shape: ModelShape, tp_rank: int, tp_size: int) -> None:

@@ -27,6 +27,9 @@ _COMPANIONS = (
     "merges.txt",
 )
 
+#: Names under which a folder's earlier weights may stand.
+_WEIGHTS = ("model.safetensors", "model-?????-of-?????.safetensors", "model.safetensors.index.json")
+
 
 def whole_tensors(
     model: Any, shape: ModelShape, tp_group: Any, value: Callable[[Tensor], Tensor] = lambda parameter: parameter
@@ -65,10 +68,12 @@ def save_hf_weights(
     is_writer: bool,
     source: str | Path | None = None,
 ) -> None:
-    """Writes ``folder``: one safetensors file a pipeline stage, an index when there are several, config, tokenizer.
+    """Makes ``folder`` hold this model: one safetensors file a pipeline stage, an index when there are several, config
+    and tokenizer.
 
     All ranks call it. ``is_writer`` is true on one rank a stage (tensor-, context- and data-parallel rank 0). A tied
-    head is not written again. ``source`` is the folder whose config and tokenizer are copied.
+    head is not written again. ``source`` is the folder whose config and tokenizer are copied. Weights that the folder
+    held before are replaced, each file as a whole: those of another layout would be read instead of, or beside, these.
     """
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
@@ -77,12 +82,18 @@ def save_hf_weights(
     }
     file = "model.safetensors" if pp_size == 1 else f"model-{pp_rank + 1:05d}-of-{pp_size:05d}.safetensors"
     if is_writer:
-        save_file(tensors, target / file, metadata={"format": "pt"})
+        save_file(tensors, target / f"{file}.new", metadata={"format": "pt"})
     listing = {name: (file, tensor.numel() * tensor.element_size()) for name, tensor in tensors.items()}
     everyone: list[dict[str, tuple[str, int]] | None] = [None] * dist.get_world_size()
+    # Past this line every stage's file is written, so none of the old ones goes before all new ones are there.
     dist.all_gather_object(everyone, listing)
     if dist.get_rank() == 0:
         merged = {name: entry for held in everyone for name, entry in (held or {}).items()}
+        for pattern in _WEIGHTS:
+            for old in target.glob(pattern):
+                old.unlink()
+        for new in {file for file, _ in merged.values()}:
+            (target / f"{new}.new").replace(target / new)
         if pp_size > 1:
             index = {
                 "metadata": {"total_size": sum(size for _, size in merged.values())},
@@ -91,5 +102,6 @@ def save_hf_weights(
             (target / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
         for pattern in _COMPANIONS if source is not None else ():
             for companion in Path(source or ".").glob(pattern):
-                shutil.copyfile(companion, target / companion.name)
+                if not (target / companion.name).exists() or not companion.samefile(target / companion.name):
+                    shutil.copyfile(companion, target / companion.name)
     dist.barrier()

@@ -8,18 +8,16 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 
+from .._contract.schema.digest import float32_bytes
+
 
 def encode_fp32(values: Sequence[float]) -> str:
     """The values' 32 bits as hexadecimal text.
 
     Raises:
-        ValueError: a value is no fp32 number, so that sending it would round it.
+        Refusal: a value is no fp32 number, so that sending it would round it.
     """
-    data = struct.pack(f"<{len(values)}f", *values)
-    for index, (sent, back) in enumerate(zip(values, struct.unpack(f"<{len(values)}f", data), strict=True)):
-        if sent != back and not (sent != sent and back != back):
-            raise ValueError(f"log-prob {sent!r} at index {index} is no fp32 value; the engine must return fp32")
-    return data.hex()
+    return float32_bytes(values, "engine").hex()
 
 
 def decode_fp32(text: str) -> list[float]:

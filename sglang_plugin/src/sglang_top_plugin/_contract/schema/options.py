@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
-from .contract import Scalar
+from .contract import Scalar, same
 from .errors import OptionRefused, VersionRefused, one_line
 from .policy import Frozen
 
@@ -133,12 +133,12 @@ def check_options(
         default = plain(defaults.get(field))
         if field in contract_values:
             wanted = plain(contract_values[field])
-            if not _same(value, wanted):
+            if not same(value, wanted):
                 raise OptionRefused(
                     f"{surface} {field}={value!r}: set by the contract to {wanted!r}; leave it out or give that value"
                 )
             continue
-        if _same(value, default):
+        if same(value, default):
             continue
         found = table.class_of(field)
         if found is None:
@@ -147,7 +147,7 @@ def check_options(
                 f"default {default!r}; leave it out, or class it in the contract package"
             )
         kind, group = found
-        if kind == "neutral" or any(_same(value, plain(item)) for item in group.allowed):
+        if kind == "neutral" or any(same(value, plain(item)) for item in group.allowed):
             continue
         allowed = [default, *(plain(item) for item in group.allowed)]
         raise OptionRefused(
@@ -202,8 +202,3 @@ def plain(value: Any) -> Any:
     if callable(value) and hasattr(value, "__name__"):
         return value.__name__
     return value
-
-
-def _same(left: Any, right: Any) -> bool:
-    """Equal, without True == 1."""
-    return isinstance(left, bool) == isinstance(right, bool) and bool(left == right)
