@@ -38,15 +38,16 @@ def _usage_line(error: Any) -> str:
 app = typer.Typer(
     cls=OneLineErrors,
     add_completion=False,
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
     help="True on-policy: the rollout's and the trainer's log-probs as the same 32 bits.",
 )
 
 
-@app.callback()
-def miles_top() -> None:
+@app.callback(invoke_without_command=True)
+def miles_top(context: typer.Context) -> None:
     """True on-policy: the rollout's and the trainer's log-probs as the same 32 bits."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
 
 
 @app.command()
