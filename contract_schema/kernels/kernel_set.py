@@ -42,15 +42,15 @@ class KernelSet:
     swiglu: Callable[[Tensor], Tensor]
     #: ``(logits, temperature [T] fp32 | None) -> fp32``: the division of the contract's log-prob, and nothing else.
     scale_logits: Callable[[Tensor, Tensor | None], Tensor]
-    #: ``(logits [T, V_local], first_segment, num_segments, vocab_size, padded_vocab_size, temperature) -> (max,
-    #: sumexp)``.
+    #: ``(logits [T, V_local], first_segment, num_segments, vocab_size, padded_vocab_size, temperature,
+    #: total_segments) -> (max, sumexp)``.
     logprob_segments: Callable[..., tuple[Tensor, Tensor]]
     #: ``(max [T, S], sumexp [T, S]) -> (max [T], sumexp [T])``: tree over adjacent segments.
     logprob_combine: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
     #: ``(target_logit [T] fp32 scaled, max [T], sumexp [T]) -> [T] fp32``.
     logprob_token: Callable[[Tensor, Tensor, Tensor], Tensor]
-    #: ``(logits [T, V], vocab_size, padded_vocab_size, temperature) -> [T, V] fp32``: whole rows, same bits as one
-    #: token.
+    #: ``(logits [T, V], vocab_size, padded_vocab_size, temperature, total_segments) -> [T, V] fp32``: whole rows, same
+    #: bits as one token.
     log_softmax: Callable[..., Tensor]
     #: ``(logits [B, V], temperature [B], seeds [B], positions [B], greedy [B]) -> [B] int64``.
     sample: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -66,14 +66,24 @@ def _cpu() -> KernelSet:
     return kernels()
 
 
-def _hopper() -> KernelSet:
-    raise KernelSetError(
-        "kernel set 'hopper' is not available in this version; available: 'cpu'. Run with device cpu, or install a "
-        "version of the plugins that carries the Hopper kernels."
-    )
+_KERNEL_SETS: dict[str, Callable[[], KernelSet]] = {"cpu": _cpu}
+_NOT_CARRIED = ("hopper",)
 
 
-_KERNEL_SETS: dict[str, Callable[[], KernelSet]] = {"cpu": _cpu, "hopper": _hopper}
+def require_kernel_set(name: str) -> None:
+    """Refuses a kernel set that this package does not carry, in no time: nothing is imported or compiled.
+
+    Raises:
+        KernelSetError: naming what is carried.
+    """
+    carried = ", ".join(repr(known) for known in sorted(_KERNEL_SETS))
+    if name in _NOT_CARRIED:
+        raise KernelSetError(
+            f"kernel set {name!r} is not available in this version; available: {carried}. Run with device cpu, or "
+            "install a version of the plugins that carries it."
+        )
+    if name not in _KERNEL_SETS:
+        raise KernelSetError(f"unknown kernel set {name!r}; known: {carried}")
 
 
 @cache
@@ -83,8 +93,7 @@ def load_kernel_set(name: str) -> KernelSet:
     Raises:
         KernelSetError: for an unknown name, a set this machine cannot run, or a failed self-test.
     """
-    if name not in _KERNEL_SETS:
-        raise KernelSetError(f"unknown kernel set {name!r}; known: {', '.join(sorted(_KERNEL_SETS))}")
+    require_kernel_set(name)
     kernel_set = _KERNEL_SETS[name]()
     kernel_set.self_test()
     return kernel_set

@@ -23,6 +23,7 @@ _SAME_FIELDS = (
     "kernel_set",
     "dtype",
     "device",
+    "model_digest",
     "rope_digest",
     "weights_digest",
     "weight_version",
@@ -46,7 +47,8 @@ class Receipt(Frozen):
     distribution to its version, `compiled_kernels` a kernel to the hash of its
     compiled form. `weights` maps each Hugging Face tensor to its content digest, or
     is None in a process that leaves the list to rank 0; `weights_digest` covers it
-    and is never left out.
+    and is never left out. `model_digest` covers the model's sizes and constants, such as
+    its norms' epsilon, which no tensor shows.
     """
 
     engine: EngineName
@@ -65,6 +67,7 @@ class Receipt(Frozen):
     layers: dict[str, int]
     hooks: tuple[HookReceipt, ...]
     compiled_kernels: dict[str, str]
+    model_digest: str
     rope_digest: str
     weights: dict[str, str] | None
     weights_digest: str

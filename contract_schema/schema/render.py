@@ -124,6 +124,11 @@ def environment(contract: TrueOnPolicyContract, device: str) -> tuple[EnvSetting
             "it imports a kernel package that is not published, before any plugin loads",
         ),
         EnvSetting(
+            "SGLANG_RUST_SERVER",
+            "0",
+            "its front neither checks requests nor gives them seeds",
+        ),
+        EnvSetting(
             "SGLANG_PLUGINS",
             "true_on_policy",
             "another plugin could change the engine's numbers unseen",

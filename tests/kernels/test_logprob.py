@@ -32,7 +32,7 @@ def token_logprobs(logits, targets, vocab_size, temperature=None, tp_size=1):
     full[:, :vocab_size] = logits
     segments = 8 // tp_size
     pairs = [
-        logprob_segments(shard, rank * segments, segments, vocab_size, padded(vocab_size), temperature)
+        logprob_segments(shard, rank * segments, segments, vocab_size, padded(vocab_size), temperature, 8)
         for rank, shard in enumerate(full.chunk(tp_size, dim=1))
     ]
     top, total = logprob_combine(*(torch.cat(parts, dim=1) for parts in zip(*pairs, strict=True)))
@@ -49,7 +49,7 @@ def test_vocabulary_shards_give_the_same_bits(vocab_size, scale):
     assert whole.isfinite().all()
     for tp_size in (2, 4, 8):
         assert mismatches(whole, token_logprobs(logits, targets, vocab_size, temperature, tp_size)) == 0
-    rows = log_softmax(logits, vocab_size, padded(vocab_size), temperature)
+    rows = log_softmax(logits, vocab_size, padded(vocab_size), temperature, 8)
     assert mismatches(whole, rows.gather(1, targets[:, None])[:, 0]) == 0
 
 
@@ -89,7 +89,7 @@ def test_padding_inside_the_vocabulary_would_show():
 
 
 def test_empty_segments_are_the_identity():
-    top, total = logprob_segments(random(2, 65), 0, 8, 65, 128, None)
+    top, total = logprob_segments(random(2, 65), 0, 8, 65, 128, None, 8)
     assert (top[:, 5:] == -INF).all() and (total[:, 5:] == 0).all() and (total[:, :5] > 0).all()
 
 
@@ -122,8 +122,8 @@ def test_a_temperature_that_cannot_divide_is_refused(temperature):
 
 def test_missing_columns_and_odd_padding_are_refused():
     with pytest.raises(ValueError, match="columns"):
-        logprob_segments(random(2, 60), 0, 8, 65, 128, None)
+        logprob_segments(random(2, 60), 0, 8, 65, 128, None, 8)
     with pytest.raises(ValueError, match="multiple of 8"):
-        logprob_segments(random(2, 65), 0, 8, 65, 68, None)
+        logprob_segments(random(2, 65), 0, 8, 65, 68, None, 8)
     with pytest.raises(ValueError, match="power of two"):
         logprob_combine(torch.zeros(1, 6), torch.ones(1, 6))

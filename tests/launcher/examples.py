@@ -83,6 +83,7 @@ def receipt(engine: str = "sglang", weights: dict[str, str] | None = None) -> Re
         layers={"a.B": 2},
         hooks=(HookReceipt(target="x.y", reason="z", in_place=True),),
         compiled_kernels={"linear": "h"},
+        model_digest="m" * 64,
         rope_digest="r" * 64,
         weights=weights,
         weights_digest=weights_digest(weights),

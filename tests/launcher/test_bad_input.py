@@ -15,7 +15,7 @@ import pytest
 
 from miles_top_launcher._contract.schema.errors import Refusal
 from miles_top_launcher.cli import app
-from miles_top_launcher.exit_codes import EXACT, REFUSED
+from miles_top_launcher.exit_codes import REFUSED
 from miles_top_launcher.plan import make_plan
 from miles_top_launcher.tiny import TinyModel, build
 from tests.launcher.examples import request, write_lines
@@ -71,10 +71,10 @@ def test_a_wrong_flag_is_one_line_and_exit_2(name: str, capfd: pytest.CaptureFix
     assert expected in output.err
 
 
-def test_the_bare_command_shows_its_help(capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_bare_command_shows_its_help_and_is_no_verdict(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         app([])
-    assert stopped.value.code == EXACT
+    assert stopped.value.code == REFUSED
     output = capfd.readouterr()
     assert "verify" in output.out
     assert output.err == ""

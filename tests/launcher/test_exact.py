@@ -42,6 +42,10 @@ FAULTS = {
         {"responses": [[1, 2]], "logprobs": [encode_fp32([-1.0])], "weight_versions": ["0"]},
         "engine gave 1 log-probs for the 2",
     ),
+    "a response cut short": (
+        {"responses": [[1]], "logprobs": [encode_fp32([-1.0])], "weight_versions": ["0"]},
+        "engine gave 1 tokens to prompt 0, where 2 were asked for",
+    ),
 }
 
 
@@ -49,15 +53,15 @@ FAULTS = {
 def test_a_reply_that_is_not_whole_is_refused_by_name(fault: str) -> None:
     reply, expected = FAULTS[fault]
     with pytest.raises(WorkerFailed, match=expected):
-        read_samples("engine", reply, [[1]])
+        read_samples("engine", reply, [[1]], max_new_tokens=2)
 
 
 def test_tokens_of_other_weights_are_stale_and_the_cell_is_not_exact() -> None:
     reply = {
-        "responses": [[1, 2], [3]],
-        "logprobs": [encode_fp32([-1.0, -2.0]), encode_fp32([-3.0])],
+        "responses": [[1, 2], [3, 4]],
+        "logprobs": [encode_fp32([-1.0, -2.0]), encode_fp32([-3.0, -4.0])],
         "weight_versions": ["0", "1"],
     }
-    samples = read_samples("engine", reply, [[1], [1]])
+    samples = read_samples("engine", reply, [[1], [1]], max_new_tokens=2)
     found = compare_logprobs(samples.logprobs, samples.logprobs, samples.token_versions(), "0")
-    assert (found.token_count, found.stale_count, found.mismatch_count, found.exact) == (2, 1, 0, False)
+    assert (found.token_count, found.stale_count, found.mismatch_count, found.exact) == (2, 2, 0, False)

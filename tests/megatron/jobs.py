@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from pathlib import Path
 from typing import Any
 
 import megatron.training
@@ -72,6 +73,16 @@ def save(model: str, layout: dict[str, Any], *folders: str, dtype: str = "bfloat
             trainer.save(folder)
 
 
+def save_without_config(model: str, layout: dict[str, Any], folder: str) -> str:
+    """The refusal to save a model whose own folder has lost its config since."""
+    with _trainer(model, layout, "bfloat16") as trainer:
+        dist.barrier()
+        (Path(model) / "config.json").unlink(missing_ok=True)
+        with pytest.raises(Refusal) as refused:
+            trainer.save(folder)
+        return str(refused.value)
+
+
 def gradients(
     model: str,
     layout: dict[str, Any],
@@ -113,6 +124,40 @@ def step(
         assert digests is not None
         norms = [float(result.grad_norm or 0.0) for result in results]
         return [result.loss for result in results], norms, weights, logprobs, digests
+
+
+def step_without_gradient(model: str, samples: Samples, optimizer: dict[str, Any]) -> tuple[Arrays, Arrays]:
+    """float32 weights before and after a step whose loss has weight 0 for every token."""
+    with _trainer(model, {}, "float32", optimizer=optimizer) as trainer:
+        found = []
+        for _ in range(2):
+            tensors = whole_tensors(trainer.model, trainer.shape, mpu.get_tensor_model_parallel_group())
+            found.append({name: tensor.numpy() for name, tensor, _ in tensors})
+            trainer.train_step(_sequences(samples), 1.0, [[0.0] * len(response) for _, response in samples])
+        return found[0], found[1]
+
+
+def versions(model: str, layout: dict[str, Any], samples: Samples) -> list[str]:
+    """The weight version that receipts show: at first, after each of two updates, and under a new name."""
+    with _trainer(model, layout, "bfloat16", optimizer={}, weight_version="7") as trainer:
+        shown = [trainer.receipts()[0].weight_version]
+        for _ in range(2):
+            trainer.train_step(_sequences(samples), 1.0, update=False)
+            trainer.train_step(_sequences(samples), 1.0)
+            shown.append(trainer.receipts()[0].weight_version)
+        trainer.weight_version = "8"
+        return [*shown, trainer.receipts()[0].weight_version]
+
+
+def poisoned_step(model: str, layout: dict[str, Any], samples: Samples) -> tuple[str, str, str]:
+    """(weights digest before, after, the refusal) of a step in which one rank's gradient gets a NaN."""
+    with _trainer(model, layout, "bfloat16", optimizer={}) as trainer:
+        before = trainer.receipts()[0].weights_digest
+        if dist.get_rank() == 1:
+            trainer.model.decoder.final_layernorm.weight.register_hook(lambda grad: grad * float("nan"))
+        with pytest.raises(Refusal) as refused:
+            trainer.train_step(_sequences(samples), 1.0)
+        return before, trainer.receipts()[0].weights_digest, str(refused.value)
 
 
 def padded_scores(model: str, layout: dict[str, Any], samples: Samples, extra_padding: int, order: list[int]) -> Any:
@@ -160,6 +205,26 @@ def _score(model: str, layout: dict[str, Any], dtype: str, samples: Samples, tem
         trainer.score(_sequences(samples), temperature)
 
 
+def _second_trainer(model: str, layout: dict[str, Any], dtype: str, samples: Samples) -> None:
+    with _trainer(model, layout, dtype) as trainer:
+        before = trainer.score(_sequences(samples), 1.0)
+        try:
+            _open(model, layout, dtype)
+        finally:
+            # The first one is as it was.
+            assert trainer.score(_sequences(samples), 1.0) == before
+
+
+def _save(model: str, layout: dict[str, Any], dtype: str, folder: str) -> None:
+    with _trainer(model, layout, dtype) as trainer:
+        trainer.save(folder)
+
+
+def _hosted(model: str, layout: dict[str, Any], dtype: str, **arguments: Any) -> None:
+    host, stock = _host(model)
+    build_from_args(Namespace(**(vars(host) | arguments)), stock, pre_process=True, post_process=True, vp_stage=None)
+
+
 def _step(model: str, layout: dict[str, Any], dtype: str, samples: Samples, weights: list[list[float]]) -> None:
     with _trainer(model, layout, dtype, optimizer={}) as trainer:
         trainer.train_step(_sequences(samples), 1.0, weights)
@@ -178,6 +243,9 @@ _ERRORS = {
     "stock_config": _stock_config,
     "score": _score,
     "step": _step,
+    "second_trainer": _second_trainer,
+    "save": _save,
+    "hosted": _hosted,
     "tied_copies_apart": _tied_copies_apart,
 }
 

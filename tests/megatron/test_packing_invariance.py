@@ -1,8 +1,7 @@
 """A token's log-prob depends on its own sequence only.
 
 Theorem: micro-batch size, packing order, neighbours and padding change no bit, with and without context parallelism;
-    and
-the forward that records gradients gives the bits of the one that does not.
+and the forward that records gradients gives the bits of the one that does not.
 """
 
 from __future__ import annotations

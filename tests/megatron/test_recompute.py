@@ -1,8 +1,7 @@
 """Recomputed activations are the activations.
 
 Theorem: full and selective recomputation change no bit of the log-probs or of any gradient, in both dtypes, on one
-    stage
-and on two. (A residual sum that travels as an attribute keeps the log-probs and breaks every gradient.)
+stage and on two. (A residual sum that travels as an attribute keeps the log-probs and breaks every gradient.)
 """
 
 from __future__ import annotations

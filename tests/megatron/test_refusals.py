@@ -29,6 +29,7 @@ CONFIGS: list[dict[str, Any]] = [
     {"virtual_pipeline_model_parallel_size": 2},
     {"cpu_offloading_activations": False},
     {"mup_embedding_mult": 2.0},
+    {"recompute_num_layers": 0},
 ]
 
 
@@ -88,6 +89,53 @@ def test_sequences(
     samples = [([1, 2], [3]), (prompt, response)]
     options = {"samples": samples, "temperature": temperature}
     (message,) = ranks.run("error", 1, "score", model_folder(FRESH), {}, **options)
+    assert part in message
+    assert "\n" not in message
+
+
+def test_a_temperature_is_refused_by_every_stage(ranks: RankPool, model_folder: Callable[[TinyModel], str]) -> None:
+    """Refused by the last stage alone, it would leave the first one waiting."""
+    options: dict[str, Any] = {"samples": [([1, 2], [3])], "temperature": 1e-7}
+    messages = ranks.run("error", 2, "score", model_folder(FRESH), {"pp": 2}, **options)
+    assert all("temperature=1e-07" in message for message in messages)
+
+
+def test_a_second_trainer_leaves_the_first_one_whole(ranks: RankPool, model_folder: Callable[[TinyModel], str]) -> None:
+    for message in ranks.run("error", 2, "second_trainer", model_folder(FRESH), {"tp": 2}, samples=[([1, 2], [3])]):
+        assert "parallel state is in use" in message
+
+
+@pytest.mark.parametrize(
+    ("options", "part"),
+    [
+        ({"device": "cuda"}, "device='cuda': kernel set 'hopper' is not available"),
+        ({"recompute": {"granularity": "full", "num_layers": 0}}, "recompute num_layers=0"),
+        ({"recompute": {"granularity": "selective", "modules": ("attn",)}}, "recompute modules=['attn']"),
+    ],
+    ids=str,
+)
+def test_trainer_options(
+    options: dict[str, Any], part: str, ranks: RankPool, model_folder: Callable[[TinyModel], str]
+) -> None:
+    (message,) = ranks.run("error", 1, "open", model_folder(FRESH), {}, **options)
+    assert message.startswith("OptionRefused: ")
+    assert part in message
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        ({"cp_layout": "ring"}, "cp_layout='ring'"),
+        ({"use_cpu_initialization": False}, "kernel set 'hopper' is not available"),
+        ({"hf_checkpoint": None}, "hf_checkpoint is unset"),
+        ({"tensor_model_parallel_size": 3}, "tp_divides_segments"),
+    ],
+    ids=str,
+)
+def test_host_arguments(
+    arguments: dict[str, Any], part: str, ranks: RankPool, model_folder: Callable[[TinyModel], str]
+) -> None:
+    (message,) = ranks.run("error", 1, "hosted", model_folder(FRESH), {}, **arguments)
     assert part in message
     assert "\n" not in message
 

@@ -60,9 +60,39 @@ def test_saving_replaces_what_the_folder_held(
     assert [file.name for file in tmp_path.glob("*.safetensors*")] == ["model.safetensors"]
     stored, expected = load_file(tmp_path / "model.safetensors"), load_file(Path(other) / "model.safetensors")
     assert all(torch.equal(stored[name], expected[name]) for name in expected)
+    (tmp_path / "chat_template.jinja").write_text("{{ messages }}")
     # Into the folder that the model came from, twice.
     ranks.run("save", 2, str(tmp_path), {"tp": 2}, str(tmp_path), str(tmp_path))
     assert (tmp_path / "model.safetensors").read_bytes() == (Path(other) / "model.safetensors").read_bytes()
+    assert sorted(file.name for file in tmp_path.iterdir()) == [
+        "chat_template.jinja",
+        "config.json",
+        "model.safetensors",
+    ]
+    ranks.run("save", 2, str(tmp_path), {"pp": 2}, str(tmp_path / "next"))
+    assert (tmp_path / "next" / "chat_template.jinja").exists()
+
+
+@pytest.mark.parametrize("damage", ["foreign weights", "a file", "no config"])
+def test_a_folder_that_cannot_hold_the_model_is_refused_and_kept(
+    damage: str, ranks: RankPool, model_folder: Callable[[TinyModel], str], tmp_path: Path
+) -> None:
+    model, target = tmp_path / "model", tmp_path / "target"
+    shutil.copytree(model_folder(FRESH), model)
+    if damage == "a file":
+        target.write_text("kept")
+    else:
+        shutil.copytree(model, target)
+    if damage == "foreign weights":
+        (target / "consolidated.safetensors").write_text("kept")
+    before = target.read_text() if target.is_file() else sorted(target.iterdir())
+    if damage == "no config":
+        messages = ranks.run("save_without_config", 2, str(model), {"pp": 2}, str(target))
+    else:
+        messages = ranks.run("error", 2, "save", str(model), {"pp": 2}, folder=str(target))
+    named = {"foreign weights": "consolidated.safetensors", "a file": "is a file", "no config": "holds no config.json"}
+    assert all(named[damage] in message for message in messages)
+    assert (target.read_text() if target.is_file() else sorted(target.iterdir())) == before
 
 
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])

@@ -98,6 +98,12 @@ def test_a_process_started_from_one_with_more_ranks_binds_its_own(tied_model: Pa
         ({"tp_size": 3}, "3"),
         ({"model_path": "/no/such/folder"}, "/no/such/folder"),
         ({"no_such_argument": 1}, "no_such_argument"),
+        ({"device": "cuda"}, "device='cuda': kernel set 'hopper' is not available"),
+        ({"context_length": 4097}, "context_length=4097"),
+        ({"allow_auto_truncate": True}, "allow_auto_truncate"),
+        ({"smg_grpc_mode": True}, "smg_grpc_mode"),
+        ({"preferred_sampling_params": '{"temperature": 1e-7}'}, "temperature=1e-07"),
+        ({"preferred_sampling_params": "[1]"}, "preferred_sampling_params"),
     ],
 )
 def test_refused_with_one_line(
@@ -111,7 +117,52 @@ def test_refused_with_one_line(
     assert named in lines[0]
 
 
-@pytest.mark.parametrize("name", ["SGLANG_RETURN_ORIGINAL_LOGPROB", "SGLANG_USE_CPU_ENGINE"])
+def test_a_stock_engine_after_a_contracts_gets_its_own_environment(
+    tied_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ("SGLANG_PLUGINS", "SGLANG_RETURN_ORIGINAL_LOGPROB", "SGLANG_CPU_OMP_THREADS_BIND")
+    for name in names:
+        monkeypatch.delenv(name, raising=False)
+    ServerArgs(**_arguments(tied_model, tp_size=2))
+    assert all(name in os.environ for name in names)
+    ServerArgs(model_path=str(tied_model), device="cpu", attention_backend="torch_native")
+    assert not [name for name in names if name in os.environ]
+
+
+@pytest.mark.engine
+def test_arguments_that_came_pickled_bring_the_hooks_and_other_plugins_hooks_are_refused(
+    tied_model: Path, tmp_path: Path
+) -> None:
+    """Hosts make the arguments in one process and start the server in another, which never constructs any."""
+    (tmp_path / "arguments").write_bytes(pickle.dumps(ServerArgs(**_arguments(tied_model))))
+    code = (
+        "import os, pickle, sys; from sglang.srt.plugins import load_plugins; load_plugins()\n"
+        "from sglang.srt.plugins.hook_registry import HookRegistry, HookType\n"
+        "made = pickle.load(open(sys.argv[1], 'rb')); made.check_server_args()\n"
+        "from sglang_top_plugin.frontend import FRONTEND_HOOKS\n"
+        "print('hooks:', {hook.in_place() for hook in FRONTEND_HOOKS}, os.environ['SGLANG_PLUGINS'])\n"
+        "target = 'sglang.srt.managers.tokenizer_manager.TokenizerManager._handle_batch_output'\n"
+        "HookRegistry.register(target, print, HookType.BEFORE)\n"
+        "made.check_server_args(); print('went on')"
+    )
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("SGLANG_")}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code, str(tmp_path / "arguments")],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "hooks: {True} true_on_policy" in done.stdout
+    assert done.returncode == 2, done.stderr
+    assert "went on" not in done.stdout
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("true-on-policy:")]
+    assert "TokenizerManager._handle_batch_output of another plugin" in line
+
+
+@pytest.mark.parametrize(
+    "name", ["SGLANG_RETURN_ORIGINAL_LOGPROB", "SGLANG_USE_CPU_ENGINE", "SGLANG_RUST_SERVER", "SGLANG_PLUGINS"]
+)
 def test_refused_environment(
     tied_model: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:

@@ -1,7 +1,7 @@
 """Theorem: with no contract named, an engine with the plugin installed is the engine without it.
 
 Two fresh processes say what they hold after SGLang has loaded its plugins and resolved server arguments, one with the
-plugin, one without; only the four functions that carry the flag differ, and those pass their arguments on.
+plugin, one without; only the five functions that carry the flag differ, and those pass their arguments on.
 """
 
 from __future__ import annotations
@@ -66,6 +66,7 @@ _FLAG_HOOKS = [
     "sglang.srt.managers.scheduler.configure_scheduler_process",
     "sglang.srt.server_args.ServerArgs.__init__",
     "sglang.srt.server_args.ServerArgs.add_cli_args",
+    "sglang.srt.server_args.ServerArgs.check_server_args",
     "sglang.srt.server_args.ServerArgs.from_cli_args",
 ]
 
@@ -89,7 +90,7 @@ def test_without_a_contract_nothing_changes(untied_model: Path) -> None:
     with_plugin, without = _probe(untied_model, "true_on_policy"), _probe(untied_model, "none_of_them")
     assert sorted(set(with_plugin.pop("hooks")) - set(without.pop("hooks"))) == _FLAG_HOOKS
     extra = set(with_plugin["wrapped"].pop("ServerArgs")) - set(without["wrapped"].pop("ServerArgs"))
-    assert extra == {"__init__", "add_cli_args", "from_cli_args"}
+    assert extra == {"__init__", "add_cli_args", "check_server_args", "from_cli_args"}
     loaded = with_plugin.pop("our_modules")
     assert without.pop("our_modules") == []
     heavy = ("model", "attention", "sampler", "kernels", "activation", "frontend", "scheduler", "settings")

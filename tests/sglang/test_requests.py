@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+from typing import Any
 
 import pytest
 from sglang.srt.managers.io_struct import EmbeddingReqInput, GenerateReqInput
@@ -96,6 +98,24 @@ def test_a_temperature_that_a_trainer_could_not_take_is_refused(temperature: flo
     """1e-7 too, which the engine would read as greedy."""
     with pytest.raises(OptionRefused, match="temperature"):
         requests.check_request(GenerateReqInput(input_ids=[1], sampling_params={"temperature": temperature}))
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        # The engine leaves parameters alone that claim to be normalised: 0 would divide logits in the scheduler.
+        ({"temperature": 0.0, "is_normalized": True}, "is_normalized"),
+        ({"temperature": 1e39}, "temperature"),
+        ({"sampling_seed": 1.5}, "sampling_seed=1.5"),
+        ({"sampling_seed": True}, "sampling_seed=True"),
+        ({"sampling_seed": "7"}, "sampling_seed='7'"),
+    ],
+)
+def test_parameters_that_would_break_in_the_scheduler_are_refused(fields: dict[str, Any], named: str) -> None:
+    params = SamplingParams(**fields)
+    params.normalize(None)
+    with pytest.raises(OptionRefused, match=re.escape(named)):
+        requests.check_sampling(params)
 
 
 def test_seeds_follow_request_id_and_sample_index() -> None:

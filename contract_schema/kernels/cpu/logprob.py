@@ -1,8 +1,8 @@
 """The log-prob over fixed vocabulary segments, so that no rank needs more of the vocabulary than it holds.
 
-The padded vocabulary is cut into 8 segments at every tensor-parallel size. Each gives the pair ``(max, sum of exp(z -
-max))``, taken in one order; the pairs meet in the tree. Entries beyond the real vocabulary are trimmed, and a segment
-with none left is the identity ``(-inf, 0)``. NaN stays NaN all the way.
+The padded vocabulary is cut into the contract's segments at every tensor-parallel size. Each gives the pair ``(max, sum
+of exp(z - max))``, taken in one order; the pairs meet in the tree. Entries beyond the real vocabulary are trimmed, and
+a segment with none left is the identity ``(-inf, 0)``. NaN stays NaN all the way.
 """
 
 from __future__ import annotations
@@ -108,17 +108,17 @@ def logprob_segments(
     vocab_size: int,
     padded_vocab_size: int,
     temperature: Tensor | None,
-    total_segments: int = 8,
+    total_segments: int,
 ) -> tuple[Tensor, Tensor]:
     """``(max, sumexp)``, fp32 ``[T, num_segments]``, of this rank's whole segments.
 
     Args:
         logits: ``[T, V_local]``: the local columns, from the first column of ``first_segment`` on. Columns beyond the
-            real
-            vocabulary may be there (padding, never read) or missing.
+            real vocabulary may be there (padding, never read) or missing.
         vocab_size: the real vocabulary.
         padded_vocab_size: its padded size, a multiple of ``total_segments``.
         temperature: fp32 ``[T]`` or None for 1.
+        total_segments: how many segments the contract cuts the padded vocabulary into.
 
     Raises:
         ValueError: when the columns at hand do not cover the segments asked for.
@@ -168,7 +168,7 @@ def logprob_token(target_logit: Tensor, top: Tensor, total: Tensor) -> Tensor:
 
 
 def log_softmax(
-    logits: Tensor, vocab_size: int, padded_vocab_size: int, temperature: Tensor | None, total_segments: int = 8
+    logits: Tensor, vocab_size: int, padded_vocab_size: int, temperature: Tensor | None, total_segments: int
 ) -> Tensor:
     """fp32 ``[T, vocab_size]`` of whole rows ``[T, >= vocab_size]``; each entry has :func:`logprob_token`'s bits."""
     m, s = logprob_combine(

@@ -52,11 +52,11 @@ def self_test() -> None:
     _same("attention: a slice of the heads", whole[:, 2:], half)
 
     logits, temperature = random(6, 128) * 3, torch.tensor([1.0, 0.7, 1.0, 0.3, 1.5, 1.0])
-    rows = log_softmax(logits, 101, 128, temperature)
-    _same("log_softmax: a row alone", rows[1:2], log_softmax(logits[1:2], 101, 128, temperature[1:2]))
-    shards = [logprob_segments(logits[:, i * 64 : (i + 1) * 64], i * 4, 4, 101, 128, temperature) for i in (0, 1)]
+    rows = log_softmax(logits, 101, 128, temperature, 8)
+    _same("log_softmax: a row alone", rows[1:2], log_softmax(logits[1:2], 101, 128, temperature[1:2], 8))
+    shards = [logprob_segments(logits[:, i * 64 : (i + 1) * 64], i * 4, 4, 101, 128, temperature, 8) for i in (0, 1)]
     joined = logprob_combine(*(torch.cat(pair, dim=1) for pair in zip(*shards, strict=True)))
-    whole_pair = logprob_combine(*logprob_segments(logits, 0, 8, 101, 128, temperature))
+    whole_pair = logprob_combine(*logprob_segments(logits, 0, 8, 101, 128, temperature, 8))
     _same("logprob: vocabulary shards, max", whole_pair[0], joined[0])
     _same("logprob: vocabulary shards, sumexp", whole_pair[1], joined[1])
 

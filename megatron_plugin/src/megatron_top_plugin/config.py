@@ -43,6 +43,11 @@ class Recompute:
     modules: tuple[str, ...] = ("core_attn",)
 
     def settings(self) -> dict[str, Any]:
+        """The ``TransformerConfig`` fields. Raises OptionRefused for what Megatron does not know."""
+        if self.num_layers < 1:
+            raise OptionRefused(f"recompute num_layers={self.num_layers}; use 1 or more")
+        if unknown := set(self.modules) - {"core_attn", "mlp"}:
+            raise OptionRefused(f"recompute modules={sorted(unknown)}; use core_attn and mlp")
         if self.granularity == "full":
             return {
                 "recompute_granularity": "full",

@@ -9,16 +9,18 @@ refused.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 from ._contract.schema.contract import TrueOnPolicyContract
-from ._contract.schema.errors import OptionRefused
-from ._contract.schema.layout import Layout, TrainLayout, check_layout
+from ._contract.schema.digest import check_vendored
+from ._contract.schema.errors import LayoutRefused, OptionRefused
+from ._contract.schema.layout import CpLayout, Layout, TrainLayout, check_layout
 from ._contract.schema.profile import check_kernel_set, read_config, read_shape
 from ._contract.schema.registry import contract_for_architecture, load_contract
+from ._contract.schema.versions import check_versions, installed_versions
 from .config import adopt_config, check_config
 from .model import SGLangGPTModel, build_model
-from .numerics import Numerics
+from .numerics import Numerics, check_available
 from .spec import get_block_spec
 
 
@@ -42,17 +44,24 @@ def _numerics(args: Any) -> tuple[Numerics, TrainLayout]:
         raise OptionRefused(
             "megatron option hf_checkpoint is unset; name the Hugging Face folder that the model's sizes come from"
         )
+    check_vendored()
     contract = _contract(args, model_dir)
+    device = "cpu" if getattr(args, "use_cpu_initialization", False) else "cuda"
+    kernel_set = contract.kernel_set_for(device)
+    check_available(kernel_set, device)
+    check_versions(contract, installed_versions("megatron", kernel_set))
     shape = read_shape(model_dir, contract)
+    # Miles and slime cut sequences in zigzag; a host that does not says so.
+    cp_layout: CpLayout = getattr(args, "cp_layout", "zigzag")
+    if cp_layout not in get_args(CpLayout):
+        raise LayoutRefused(f"cp_layout={cp_layout!r}; use {' or '.join(map(repr, get_args(CpLayout)))}")
     layout = TrainLayout(
         tp=args.tensor_model_parallel_size,
         pp=args.pipeline_model_parallel_size,
         cp=args.context_parallel_size,
-        # Miles and slime cut sequences in zigzag; a host that does not says so.
-        cp_layout=getattr(args, "cp_layout", "zigzag"),
+        cp_layout=cp_layout,
     )
     check_layout(Layout(train=layout), shape, contract)
-    kernel_set = contract.kernel_set_for("cpu" if getattr(args, "use_cpu_initialization", False) else "cuda")
     check_kernel_set(shape, contract, kernel_set)
     return Numerics(contract, shape, kernel_set, layout.cp_layout), layout
 
@@ -76,10 +85,10 @@ def model_provider(pre_process: bool = True, post_process: bool = True, vp_stage
     Raises:
         Refusal: for a model, layout or option that the contract does not cover.
     """
-    from megatron.training import get_args
+    from megatron.training import get_args as parsed_args
     from megatron.training.arguments import core_transformer_config_from_args
 
-    args = get_args()
+    args = parsed_args()
     config = core_transformer_config_from_args(args)
     return build_from_args(args, config, pre_process=pre_process, post_process=post_process, vp_stage=vp_stage)
 
@@ -90,9 +99,9 @@ def layer_spec(config: Any, vp_stage: int | None = None) -> Any:
     Raises:
         Refusal: for a model, layout or option that the contract does not cover.
     """
-    from megatron.training import get_args
+    from megatron.training import get_args as parsed_args
 
-    numerics, _layout = _numerics(get_args())
+    numerics, _layout = _numerics(parsed_args())
     config.true_on_policy = numerics
     check_config(config)
     return get_block_spec(config, vp_stage)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence as SequenceOf
 
 import torch
@@ -13,6 +12,8 @@ from .packing import PackedBatch, Sequence
 
 #: A weight (such as an advantage) for each response token of each sequence.
 LossWeights = SequenceOf[SequenceOf[float]]
+
+LARGEST_WEIGHT = float(torch.finfo(torch.float32).max)
 
 
 def check_loss_weights(sequences: SequenceOf[Sequence], weights: LossWeights) -> None:
@@ -30,8 +31,8 @@ def check_loss_weights(sequences: SequenceOf[Sequence], weights: LossWeights) ->
                 f"weights of sequence {index}: {len(row)} numbers for {len(sequence.response)} response tokens; give "
                 "one a token"
             )
-        if not all(math.isfinite(value) for value in row):
-            raise Refusal(f"weights of sequence {index}: one is not finite")
+        if not all(abs(value) <= LARGEST_WEIGHT for value in row):
+            raise Refusal(f"weights of sequence {index}: one is not finite in fp32")
 
 
 def policy_gradient_sum(logprobs: Tensor, batch: PackedBatch, weights: LossWeights | None) -> tuple[Tensor, Tensor]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ._contract.kernels.kernel_set import KernelSet, load_kernel_set
+from ._contract.kernels.kernel_set import KernelSet, KernelSetError, load_kernel_set, require_kernel_set
 from ._contract.kernels.rope_table import rope_table
 from ._contract.schema.contract import TrueOnPolicyContract
 from ._contract.schema.errors import OptionRefused
@@ -55,6 +55,18 @@ class Numerics:
     def rope_table(self) -> Tensor:
         """fp32 ``[max_position_embeddings, head_dim]``; one object a process, never cast."""
         return _table(self.shape.head_dim, self.shape.rope_theta, self.shape.max_position_embeddings)
+
+
+def check_available(kernel_set: KernelSetName, device: str) -> None:
+    """Refuse a kernel set that this version does not carry, before anything is built.
+
+    Raises:
+        OptionRefused: naming the device and what is carried.
+    """
+    try:
+        require_kernel_set(kernel_set)
+    except KernelSetError as error:
+        raise OptionRefused(f"device={device!r}: {error}") from error
 
 
 def numerics_of(config: Any) -> Numerics:

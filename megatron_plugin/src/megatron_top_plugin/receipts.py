@@ -124,6 +124,7 @@ def gather_receipts(
         layers=_layers(model),
         hooks=hooks,
         compiled_kernels=numerics.kernels.compiled_kernels(),
+        model_digest=numerics.shape.digest(),
         rope_digest=_rope_digest(model),
         # One list for the engine; every rank shows the digest over it.
         weights=weights if dist.get_rank() == 0 else None,

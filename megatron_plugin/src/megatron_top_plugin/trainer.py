@@ -18,12 +18,13 @@ from ._contract.schema.errors import LayoutRefused
 from ._contract.schema.layout import Layout, TrainLayout, check_layout
 from ._contract.schema.profile import ModelShape, check_kernel_set, read_shape
 from ._contract.schema.receipt import Receipt
+from ._contract.schema.temperature import check_temperature
 from ._contract.schema.versions import check_versions, installed_versions
 from .config import Recompute, make_config
 from .cpu_support import CpuSupport
 from .loss import LossWeights, check_loss_weights
 from .model import build_model
-from .numerics import Numerics
+from .numerics import Numerics, check_available
 from .packing import Sequence, check_sequences
 from .ranks import Ranks
 from .receipts import gather_receipts
@@ -55,13 +56,14 @@ class Trainer:
         """Builds the stage of this rank and loads its weights from the Hugging Face folder ``model_dir``.
 
         ``dtype`` is bfloat16 or float32. With ``optimizer`` the model is wrapped in Megatron's DDP, ready for
-        :meth:`train_step`. ``weight_version`` names the weights in receipts.
+        :meth:`train_step`. ``weight_version`` names the weights in receipts, until an update makes them others.
 
         Raises:
             Refusal: for a model, layout or option that the contract does not cover, before anything is built.
         """
         check_vendored()
         kernel_set = contract.kernel_set_for(device)
+        check_available(kernel_set, device)
         check_versions(contract, installed_versions("megatron", kernel_set))
         shape = read_shape(model_dir, contract)
         check_layout(Layout(train=layout), shape, contract)
@@ -71,10 +73,15 @@ class Trainer:
                 f"processes, torch.distributed has {dist.get_world_size()}; start as many as the layout has ranks"
             )
         check_kernel_set(shape, contract, kernel_set)
+        if mpu.model_parallel_is_initialized():
+            raise LayoutRefused(
+                "megatron's parallel state is in use: another trainer is open, or a host has set it up; close that one "
+                "first, or build the model by megatron_top_plugin.hosts inside the host"
+            )
         self._model_dir = Path(model_dir)
         self._layout = layout
         self._dtype = dtype
-        self._weight_version = weight_version
+        self.weight_version = weight_version
         self._numerics = Numerics(contract, shape, kernel_set, layout.cp_layout)
         self._recompute = recompute
         self._optimizer = optimizer
@@ -114,6 +121,16 @@ class Trainer:
         return self._model
 
     @property
+    def weight_version(self) -> str:
+        """What receipts call the weights: the name last given, with ``+n`` after ``n`` updates since."""
+        return f"{self._version}+{self._updates}" if self._updates else self._version
+
+    @weight_version.setter
+    def weight_version(self, name: str) -> None:
+        self._version = name
+        self._updates = 0
+
+    @property
     def shape(self) -> ModelShape:
         """Sizes of the model, from its ``config.json``."""
         return self._numerics.shape
@@ -127,10 +144,9 @@ class Trainer:
         ``micro_batch_tokens`` bounds a micro-batch; it changes no bit.
 
         Raises:
-            Refusal: for a sequence that cannot be scored or a temperature that is negative or not finite.
+            Refusal: for a sequence that cannot be scored, or a temperature outside 0 and 1e-6 to 1e6.
         """
-        shape = self._numerics.shape
-        check_sequences(sequences, shape.vocab_size, shape.max_position_embeddings)
+        self._check(sequences, temperature)
         return score(self._model, self._config, self._layout, self._ranks, sequences, temperature, micro_batch_tokens)
 
     def train_step(
@@ -154,13 +170,20 @@ class Trainer:
         """
         if self._training is None:
             raise LayoutRefused("train_step: the trainer was built without optimizer=; give OptimizerSettings to train")
-        shape = self._numerics.shape
-        check_sequences(sequences, shape.vocab_size, shape.max_position_embeddings)
+        self._check(sequences, temperature)
         if weights is not None:
             check_loss_weights(sequences, weights)
-        return self._training.step(
+        result = self._training.step(
             self._layout, self._ranks, sequences, temperature, weights, micro_batch_tokens, update=update
         )
+        self._updates += update
+        return result
+
+    def _check(self, sequences: SequenceOf[Sequence], temperature: float) -> None:
+        """Every rank refuses what one of them would: a pipeline stage that raises alone leaves the others waiting."""
+        check_temperature(temperature)
+        shape = self._numerics.shape
+        check_sequences(sequences, shape.vocab_size, shape.max_position_embeddings)
 
     def save(self, folder: str | Path) -> None:
         """Writes the current weights as a Hugging Face folder, with the config and tokenizer of the one loaded."""
@@ -179,7 +202,7 @@ class Trainer:
         """The receipts of all ranks, read back from live objects now, on every rank."""
         hooks = self._cpu.hooks() if self._cpu is not None else ()
         return gather_receipts(
-            self._model, self._numerics, self._layout, self._ranks, self._dtype, hooks, self._weight_version
+            self._model, self._numerics, self._layout, self._ranks, self._dtype, hooks, self.weight_version
         )
 
     def close(self) -> None:

@@ -16,6 +16,7 @@ from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor
 
+from ._contract.schema.errors import Refusal
 from ._contract.schema.layout import TrainLayout
 from .batches import local_batches
 from .logprobs import forward_packed, packed_logprobs
@@ -77,6 +78,9 @@ class Training:
             [self._ddp],
             use_gloo_process_groups=False,
         )
+        # Stock leaves this product, by which norms are spared, to a scheduler that only hosts have.
+        for group in self._optimizer.param_groups:
+            group["weight_decay"] = settings.weight_decay * group["wd_mult"]
         config.finalize_model_grads_func = finalize_model_grads
         config.grad_scale_func = self._optimizer.scale_loss
         config.no_sync_func = self._ddp.no_sync
@@ -126,9 +130,17 @@ class Training:
         dist.all_reduce(total)
         grad_norm = None
         if update:
+            self._refuse_nonfinite()
             _succeeded, norm, _zeros = self._optimizer.step()
             grad_norm = float(norm)
         return StepResult(float(total) / count, grad_norm, count)
+
+    def _refuse_nonfinite(self) -> None:
+        """No gradient scaler stands between a NaN and every weight, so all ranks look before they step."""
+        finite = torch.tensor([int(all(bool(buffer.grad_data.isfinite().all()) for buffer in self._ddp.buffers))])
+        dist.all_reduce(finite, op=dist.ReduceOp.MIN)
+        if not int(finite):
+            raise Refusal("train_step: a gradient is not finite; no weight was changed")
 
 
 def _forward_step(

@@ -48,6 +48,7 @@ def miles_top(context: typer.Context) -> None:
     """True on-policy: the rollout's and the trainer's log-probs as the same 32 bits."""
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
+        raise typer.Exit(REFUSED)
 
 
 @app.command()

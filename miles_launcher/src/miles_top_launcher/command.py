@@ -28,7 +28,7 @@ def run_verify(request: VerifyRequest) -> int:
     progress = Console(stderr=True, highlight=False)
     # A killed launcher must still run its clean-up, or engines would be left behind.
     signal.signal(signal.SIGTERM, _terminate)
-    workspace = Path(tempfile.mkdtemp(prefix="miles-top-"))
+    workspace: Path | None = None
     started = time.monotonic()
 
     def say(line: str) -> None:
@@ -38,6 +38,7 @@ def run_verify(request: VerifyRequest) -> int:
     try:
         if request.json is not None:
             clear_report(request.json)
+        workspace = Path(tempfile.mkdtemp(prefix="miles-top-"))
         plan = make_plan(request, workspace)
         from .verify import run
 
@@ -55,17 +56,26 @@ def run_verify(request: VerifyRequest) -> int:
         return REFUSED
     except Exception as error:  # noqa: BLE001 (uncaught, it would end with Python's exit code 1, which says "differs")
         keep_logs = True
-        (workspace / "launcher.log").write_text(traceback.format_exc(), encoding="utf-8")
         kind = "" if isinstance(error, OSError) else f"{type(error).__name__}: "
-        progress.print(
-            f"failed: {kind}{one_line(error)}; see {workspace / 'launcher.log'}", markup=False, soft_wrap=True
-        )
+        progress.print(f"failed: {kind}{one_line(error)}{_logged(workspace)}", markup=False, soft_wrap=True)
         return REFUSED
     finally:
-        if not keep_logs:
+        if workspace is not None and not keep_logs:
             shutil.rmtree(workspace, ignore_errors=True)
     say("finished")
     return EXACT if report.verdict == "exact" else DIFFERS
+
+
+def _logged(workspace: Path | None) -> str:
+    """Puts the traceback at hand into the workspace and says where; nothing where that can't be written."""
+    if workspace is None:
+        return ""
+    log = workspace / "launcher.log"
+    try:
+        log.write_text(traceback.format_exc(), encoding="utf-8")
+    except OSError:
+        return ""
+    return f"; see {log}"
 
 
 def _terminate(number: int, frame: FrameType | None) -> None:

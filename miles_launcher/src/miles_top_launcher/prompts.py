@@ -13,6 +13,8 @@ from .problems import BadInput, one_line
 Tokenize = Callable[[dict[str, Any]], list[int]]
 
 FIELDS = ("input_ids", "prompt", "messages")
+# SGLang serves no request that fills the model's positions: it cuts the response, or refuses the prompt.
+POSITIONS_OF_SGLANG = 8
 LONGEST_DRAWN_PROMPT = 48
 
 
@@ -55,10 +57,11 @@ def read_prompts(path: Path, model_dir: Path | None, vocab_size: int) -> tuple[t
 def check_lengths(prompts: Sequence[Sequence[int]], max_new_tokens: int, max_position_embeddings: int) -> None:
     """Refuse a prompt whose answer would leave the model's positions."""
     for index, prompt in enumerate(prompts):
-        if len(prompt) + max_new_tokens > max_position_embeddings:
+        if len(prompt) + max_new_tokens > max_position_embeddings - POSITIONS_OF_SGLANG:
             raise BadInput(
                 f"prompt {index} has {len(prompt)} tokens; with --max-new-tokens {max_new_tokens} that exceeds the "
-                f"model's max_position_embeddings {max_position_embeddings}; shorten one of them"
+                f"model's max_position_embeddings {max_position_embeddings} less {POSITIONS_OF_SGLANG}, which SGLang "
+                "keeps free; shorten one of them"
             )
 
 

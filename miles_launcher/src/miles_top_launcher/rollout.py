@@ -60,7 +60,7 @@ class RolloutEngine:
         up = time.monotonic()
         reply = self._worker.request(sample_command(self._plan), SAMPLE_SECONDS)
         return Rollout(
-            samples=read_samples(self.name, reply, self._plan.prompts),
+            samples=read_samples(self.name, reply, self._plan.prompts, self._plan.max_new_tokens),
             receipts=read_receipts(self.name, shown["receipts"]),
             start_seconds=up - started,
             sample_seconds=time.monotonic() - up,
@@ -96,7 +96,7 @@ def engine_settings(plan: LaunchPlan, model: ModelFolder, tp: int) -> dict[str, 
 
 def run_settings(plan: LaunchPlan, model: ModelFolder, tp: int) -> dict[str, Any]:
     """`sglang.Engine` keywords that a run chooses, under the contract or stock."""
-    tokens = sum(len(prompt) + plan.max_new_tokens for prompt in plan.prompts)
+    requests = [len(prompt) + plan.max_new_tokens for prompt in plan.prompts]
     return {
         "model_path": str(model.path),
         "device": plan.device,
@@ -105,7 +105,7 @@ def run_settings(plan: LaunchPlan, model: ModelFolder, tp: int) -> dict[str, Any
         "skip_tokenizer_init": True,
         "disable_cuda_graph": True,
         "mem_fraction_static": 0.2,
-        "max_total_tokens": min(tokens + KV_SLACK, LARGEST_KV_POOL),
+        "max_total_tokens": max(min(sum(requests), LARGEST_KV_POOL), max(requests)) + KV_SLACK,
         "random_seed": plan.seed,
         "log_level": "warning",
     }

@@ -32,8 +32,12 @@ class Samples:
         return all(math.isfinite(value) for row in self.logprobs for value in row)
 
 
-def read_samples(name: str, reply: dict[str, Any], prompts: Sequence[Sequence[int]]) -> Samples:
-    """A rollout worker's reply. Raises WorkerFailed if responses are missing, empty or without log-probs."""
+def read_samples(name: str, reply: dict[str, Any], prompts: Sequence[Sequence[int]], max_new_tokens: int) -> Samples:
+    """A rollout worker's reply: `max_new_tokens` tokens to each prompt, since no end-of-text stops a request here.
+
+    Raises WorkerFailed if responses are missing, of another length (an engine cuts what does not fit), or without
+    log-probs.
+    """
     responses = tuple(tuple(int(token) for token in response) for response in reply["responses"])
     logprobs = tuple(tuple(decode_fp32(text)) for text in reply["logprobs"])
     versions = tuple(str(version) for version in reply["weight_versions"])
@@ -45,6 +49,10 @@ def read_samples(name: str, reply: dict[str, Any], prompts: Sequence[Sequence[in
     for index, (response, row) in enumerate(zip(responses, logprobs, strict=True)):
         if not response:
             raise WorkerFailed(f"{name} gave an empty response to prompt {index}")
+        if len(response) != max_new_tokens:
+            raise WorkerFailed(
+                f"{name} gave {len(response)} tokens to prompt {index}, where {max_new_tokens} were asked for"
+            )
         if len(row) != len(response):
             raise WorkerFailed(
                 f"{name} gave {len(row)} log-probs for the {len(response)} response tokens of prompt {index}"

@@ -20,7 +20,7 @@ Install the distribution ``sglang-top-plugin`` beside ``sglang`` and name a cont
 ``meta_info["sampling_seed"]`` the seed that drew it. The contract sets the server arguments that it needs; one that
 contradicts it is refused with one line and exit code 2. The dtype is bfloat16 unless ``dtype="float32"`` is given.
 
-With no contract named, the four hooks of :func:`register` pass every call on untouched.
+With no contract named, the five hooks of :func:`register` pass every call on untouched.
 """
 
 
@@ -28,4 +28,4 @@ def register() -> None:
     """The entry point of ``sglang.srt.plugins``: hooks the flag in, and nothing else. Called once in every process."""
     from . import flag
 
-    flag.install()
+    flag.register()

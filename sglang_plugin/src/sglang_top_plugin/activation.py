@@ -51,6 +51,7 @@ def activate(server_args: Any, tp_rank: int) -> None:
     )
     _register(server_args, contract.architectures)
     hooks.install((*FLAG_HOOKS, *SCHEDULER_HOOKS))
+    hooks.refuse_others()
 
 
 def _register(server_args: Any, architectures: tuple[str, ...]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import sys
 from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
@@ -18,6 +19,7 @@ from . import hooks
 from .stopping import loud
 
 FLAG = "true_on_policy_contract"
+_settings = f"{__package__}.settings"
 _from_command_line: ContextVar[str | None] = ContextVar("true_on_policy_contract", default=None)
 
 
@@ -27,10 +29,10 @@ def contract_name(server_args: Any) -> str | None:
     return name
 
 
-def install() -> None:
-    """Applies the four hooks that are there with and without a contract."""
-    with loud("plugin"):
-        hooks.install(FLAG_HOOKS)
+def register() -> None:
+    """Hands the five hooks that are there with and without a contract to SGLang, which applies them after all plugins
+    have handed in theirs: applied here, they would shut out what later plugins hook on the same functions."""
+    hooks.register(FLAG_HOOKS)
 
 
 def _construct(original: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
@@ -38,15 +40,17 @@ def _construct(original: Callable[..., None], self: Any, *args: Any, **kwargs: A
     if name is None:
         name = _from_command_line.get()
     if name is None:
+        if _settings in sys.modules:
+            # A contract's environment is its own engine's, not the next one's.
+            sys.modules[_settings].release_environment()
         original(self, *args, **kwargs)
         return
     from . import settings
-    from .frontend import FRONTEND_HOOKS
 
     with loud("server arguments"):
         fields = [field.name for field in dataclasses.fields(type(self)) if field.init]
         arguments = settings.resolve(name, type(self), dict(zip(fields, args, strict=False)) | kwargs)
-        hooks.install((*FLAG_HOOKS, *FRONTEND_HOOKS))
+        hooks.install(FLAG_HOOKS)
     with settings.deterministic_backend(arguments["attention_backend"]):
         original(self, **arguments)
     self.__dict__[FLAG] = name
@@ -72,6 +76,19 @@ def _from_cli_args(original: Callable[..., Any], cls: type, args: argparse.Names
         _from_command_line.reset(token)
 
 
+def _enter_frontend(self: Any) -> None:
+    """Every process that starts schedulers passes here, also one that got its arguments pickled from another."""
+    if contract_name(self) is None:
+        return
+    with loud("server arguments"):
+        from . import settings
+        from .frontend import FRONTEND_HOOKS
+
+        settings.adopt(self)
+        hooks.install((*FLAG_HOOKS, *FRONTEND_HOOKS))
+        hooks.refuse_others(allowed=settings.OTHER_PLUGINS)
+
+
 def _enter_scheduler(server_args: Any, gpu_id: int, tp_rank: int, *args: Any, **kwargs: Any) -> None:
     if contract_name(server_args) is None:
         return
@@ -83,6 +100,7 @@ def _enter_scheduler(server_args: Any, gpu_id: int, tp_rank: int, *args: Any, **
 
 _SERVER_ARGS = "sglang.srt.server_args.ServerArgs"
 
+#: There with and without a contract.
 FLAG_HOOKS = (
     hooks.Hook(
         f"{_SERVER_ARGS}.__init__",
@@ -101,6 +119,13 @@ FLAG_HOOKS = (
         _from_cli_args,
         HookType.AROUND,
         "the stock function drops what is no dataclass field",
+    ),
+    hooks.Hook(
+        f"{_SERVER_ARGS}.check_server_args",
+        _enter_frontend,
+        HookType.BEFORE,
+        "the first thing a process does with server arguments before it starts schedulers; unpickled ones were never "
+        "constructed there",
     ),
     hooks.Hook(
         "sglang.srt.managers.scheduler.configure_scheduler_process",

@@ -42,6 +42,12 @@ class Hook:
         return HookReceipt(target=self.target, reason=self.reason, in_place=self.in_place())
 
 
+def register(hooks: Iterable[Hook]) -> None:
+    """Registers hooks for SGLang to apply."""
+    for hook in hooks:
+        HookRegistry.register(hook.target, hook.function, hook.kind, source=_SOURCE)
+
+
 def install(hooks: Iterable[Hook]) -> None:
     """Registers and applies hooks that are not yet in place in this process.
 
@@ -49,15 +55,32 @@ def install(hooks: Iterable[Hook]) -> None:
         Refusal: naming the first hook that the engine did not take.
     """
     hooks = tuple(hooks)
-    for hook in hooks:
-        if not hook.in_place():
-            HookRegistry.register(hook.target, hook.function, hook.kind, source=_SOURCE)
+    register(hook for hook in hooks if not hook.in_place())
     HookRegistry.apply_hooks()
     for hook in hooks:
         if not hook.in_place():
             raise Refusal(
                 f"hook {hook.target}: not in place; the engine lacks it, or another plugin holds it; "
                 "install the proven sglang version, or keep other plugins out with SGLANG_PLUGINS=true_on_policy"
+            )
+
+
+def refuse_others(allowed: Iterable[str] = ()) -> None:
+    """Refuse to run beside hooks of other plugins, which could change the engine's numbers unseen.
+
+    ``allowed`` are distributions whose hooks reach no number in this process.
+
+    Raises:
+        Refusal: naming the first such hook and its plugin.
+    """
+    for target, entries in HookRegistry._hooks.items():
+        for _kind, _function, source in entries:
+            if source == _SOURCE or (source is not None and source.dist_name in allowed):
+                continue
+            plugin = source.plugin_name if source is not None else "none that says its name"
+            raise Refusal(
+                f"hook {target} of another plugin ({plugin}): it could change the engine's numbers unseen; keep other "
+                "plugins out with SGLANG_PLUGINS=true_on_policy"
             )
 
 

@@ -14,8 +14,11 @@ def of_tokens(logits: Tensor, tokens: Tensor, temperature: Tensor) -> Tensor:
     """
     run = active()
     shape = run.shape
+    count = shape.segments
     top, total = run.kernels.logprob_combine(
-        *run.kernels.logprob_segments(logits, 0, shape.segments, shape.vocab_size, shape.padded_vocab_size, temperature)
+        *run.kernels.logprob_segments(
+            logits, 0, count, shape.vocab_size, shape.padded_vocab_size, temperature, total_segments=count
+        )
     )
     target = logits.gather(1, tokens.long().view(-1, 1))
     return run.kernels.logprob_token(run.kernels.scale_logits(target, temperature).view(-1), top, total)
@@ -24,4 +27,6 @@ def of_tokens(logits: Tensor, tokens: Tensor, temperature: Tensor) -> Tensor:
 def of_rows(logits: Tensor, temperature: Tensor) -> Tensor:
     """fp32 ``[T, V]``: every log-prob of each row, with the bits of :func:`of_tokens`."""
     shape = active().shape
-    return active().kernels.log_softmax(logits, shape.vocab_size, shape.padded_vocab_size, temperature)
+    return active().kernels.log_softmax(
+        logits, shape.vocab_size, shape.padded_vocab_size, temperature, total_segments=shape.segments
+    )

@@ -63,6 +63,12 @@ def _receipt(model_runner: Any, hooks: Iterable[Hook]) -> Receipt:
     for role, name in classes.items():
         if not name.startswith(__name__.partition(".")[0] + "."):
             raise ReceiptMismatch(f"live {role} is {name}, which is not the contract's; another plugin replaced it")
+    positions = run.shape.max_position_embeddings
+    if model_runner.model_config.context_len > positions:
+        raise ReceiptMismatch(
+            f"the engine serves contexts of {model_runner.model_config.context_len} tokens, the model has {positions} "
+            f"positions; start it with context_length={positions}"
+        )
     tensors = gathered_digests(model)
     hook_receipts = tuple(hook.receipt() for hook in (*FLAG_HOOKS, *hooks))
     for hook in hook_receipts:
@@ -85,6 +91,7 @@ def _receipt(model_runner: Any, hooks: Iterable[Hook]) -> Receipt:
         layers=dict(Counter(_name(module) for module in model.modules())),
         hooks=hook_receipts,
         compiled_kernels=run.kernels.compiled_kernels(),
+        model_digest=run.shape.digest(),
         rope_digest=_rope_digest(model),
         weights=tensors,
         weights_digest=weights_digest(tensors),

@@ -62,8 +62,14 @@ def check_sampling(params: SamplingParams) -> None:
     if values["max_new_tokens"] == 0:  # samples nothing, scores its prompt; the bound is one of responses
         del values["max_new_tokens"]
     check_options("sglang.sampling_params", version("sglang"), values, sampling_defaults(), {})
+    # Normalised, greedy is top_k 1 at temperature 1; what claims to be normalised already may hold anything.
+    if check_temperature(params.temperature, "sampling_params temperature") == 0:
+        raise OptionRefused(
+            "sglang.sampling_params temperature=0 with is_normalized: greedy is top_k=1 at temperature 1 then; leave "
+            "is_normalized out"
+        )
     seed = params.sampling_seed
-    if seed is not None and not -(2**63) <= seed < 2**63:
+    if seed is not None and (type(seed) is not int or not -(2**63) <= seed < 2**63):
         raise OptionRefused(f"sglang.sampling_params sampling_seed={seed}: allowed: a 64-bit signed integer")
 
 

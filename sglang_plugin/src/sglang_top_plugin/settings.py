@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ from typing import Any
 
 import torch
 
+from ._contract.kernels.kernel_set import KernelSetError, require_kernel_set
 from ._contract.schema.contract import TrueOnPolicyContract
 from ._contract.schema.digest import check_vendored
 from ._contract.schema.errors import OptionRefused, UnsupportedModel
@@ -19,9 +21,15 @@ from ._contract.schema.options import check_options
 from ._contract.schema.profile import ModelShape, check_kernel_set, read_shape
 from ._contract.schema.registry import load_contract
 from ._contract.schema.render import environment, render_sglang
+from ._contract.schema.temperature import check_temperature
 from ._contract.schema.versions import check_versions, installed_versions
 
 _THREADS_BIND = "SGLANG_CPU_OMP_THREADS_BIND"
+#: Distributions that SGLang's own installation brings along as plugins. Their hooks add flags to the parser and change
+#: schedulers, and a contract's scheduler processes load no other plugin.
+OTHER_PLUGINS = ("smg-grpc-servicer",)
+#: Variables that this process set for a contract's engine.
+_set_here: dict[str, str] = {}
 #: Holds what we set, so that a process started from this one can tell it from a user's own choice.
 _THREADS_BIND_OURS = "SGLANG_TOP_PLUGIN_OMP_THREADS_BIND"
 
@@ -52,15 +60,58 @@ def resolve(name: str, server_args_class: type, given: Mapping[str, Any]) -> dic
         for field, value in wanted.items()
         if values[field] == defaults[field] or field in ("device", "dtype")
     }
-    versions = installed_versions("sglang", contract.kernel_set_for(device))
+    kernel_set = contract.kernel_set_for(device)
+    try:
+        require_kernel_set(kernel_set)
+    except KernelSetError as error:
+        raise OptionRefused(f"sglang.server_args device={device!r}: {error}") from error
+    versions = installed_versions("sglang", kernel_set)
     check_versions(contract, versions)
     check_options("sglang.server_args", versions["sglang"], defaults | arguments, defaults, wanted)
     shape = model_shape(arguments.get("model_path"), arguments.get("revision"), contract)
-    check_kernel_set(shape, contract, contract.kernel_set_for(device))
+    check_kernel_set(shape, contract, kernel_set)
+    context_length = (defaults | arguments)["context_length"]
+    if context_length is not None and context_length > shape.max_position_embeddings:
+        raise OptionRefused(
+            f"sglang.server_args context_length={context_length}: the model has {shape.max_position_embeddings} "
+            "positions; give that many or fewer"
+        )
+    _check_preferred((defaults | arguments)["preferred_sampling_params"])
     tp_size = (defaults | arguments)["tp_size"]
     check_layout(Layout(rollout=RolloutLayout(tp=tp_size)), shape, contract)
     _set_environment(contract, device, tp_size)
     return arguments
+
+
+def _check_preferred(text: str | None) -> None:
+    """Checks the temperature that requests without one of their own get; the rest is checked in each request."""
+    try:
+        preferred = json.loads(text or "{}")
+        temperature = preferred.get("temperature", 1.0)
+    except (ValueError, AttributeError) as error:
+        raise OptionRefused(f"sglang.server_args preferred_sampling_params={text!r}: no JSON object") from error
+    check_temperature(temperature, "sglang.server_args preferred_sampling_params temperature")
+
+
+def adopt(server_args: Any) -> None:
+    """Makes this process one that may start schedulers of resolved ``server_args``, wherever those were made.
+
+    Raises:
+        Refusal: as :func:`resolve`.
+    """
+    check_vendored()
+    contract = load_contract(server_args.true_on_policy_contract)
+    check_versions(contract, installed_versions("sglang", contract.kernel_set_for(server_args.device)))
+    recheck(server_args, contract)
+    _set_environment(contract, server_args.device, server_args.tp_size)
+
+
+def release_environment() -> None:
+    """Takes back what this process set for a contract's engine, so that a stock engine after it is stock."""
+    for name, value in _set_here.items():
+        if os.environ.get(name) == value:
+            del os.environ[name]
+    _set_here.clear()
 
 
 def recheck(server_args: Any, contract: TrueOnPolicyContract) -> None:
@@ -133,7 +184,9 @@ def deterministic_backend(name: str) -> Iterator[None]:
 
 def _set_environment(contract: TrueOnPolicyContract, device: str, tp_size: int) -> None:
     for setting in environment(contract, device):
-        found = os.environ.setdefault(setting.name, setting.value)
+        found = os.environ.get(setting.name)
+        if found is None:
+            os.environ[setting.name] = found = _set_here[setting.name] = setting.value
         if found != setting.value:
             raise OptionRefused(
                 f"environment {setting.name}={found!r}: the contract needs {setting.value!r}, because "
@@ -152,4 +205,5 @@ def _bind_ranks_to_cores(tp_size: int) -> None:
     if tp_size > 1:
         cores = sorted(os.sched_getaffinity(0))
         bound = "|".join(str(cores[rank % len(cores)]) for rank in range(tp_size))
-        os.environ[_THREADS_BIND] = os.environ[_THREADS_BIND_OURS] = bound
+        for name in (_THREADS_BIND, _THREADS_BIND_OURS):
+            os.environ[name] = _set_here[name] = bound

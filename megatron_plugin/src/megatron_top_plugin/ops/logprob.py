@@ -66,6 +66,7 @@ class _TokenLogprob(Function):
             shard.vocab_size,
             shard.padded_vocab_size,
             temperature,
+            total_segments=shard.segments,
         )
         local = targets - shard.first
         held = (local >= 0) & (local < shard.width)

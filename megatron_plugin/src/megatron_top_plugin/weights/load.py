@@ -41,8 +41,8 @@ class HuggingFaceFolder:
         index = self._folder / "model.safetensors.index.json"
         if index.exists():
             try:
-                files: dict[str, str] = dict(json.loads(index.read_text())["weight_map"])
-            except (ValueError, TypeError, KeyError) as error:
+                files = {str(name): str(file) for name, file in json.loads(index.read_text())["weight_map"].items()}
+            except (ValueError, TypeError, KeyError, AttributeError) as error:
                 raise UnsupportedModel(f"{index}: no index of tensors: {error!r}; save the model again") from error
             return files
         single = self._folder / "model.safetensors"
@@ -57,8 +57,8 @@ class HuggingFaceFolder:
             if not (self._folder / file).exists():
                 raise UnsupportedModel(f"{self._folder}: the index names {file}, which is not there")
             self._open[file] = _opened(self._folder / file)
-            if name not in self._open[file].keys():  # noqa: SIM118 (the handle is no mapping)
-                raise UnsupportedModel(f"{self._folder}: the index says that {file} holds {name}, which it does not")
+        if name not in self._open[file].keys():  # noqa: SIM118 (the handle is no mapping)
+            raise UnsupportedModel(f"{self._folder}: the index says that {file} holds {name}, which it does not")
         return self._open[file]
 
     def read(self, part: Part, shape: ModelShape) -> Tensor:

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import Tensor
 
+from .._contract.schema.errors import Refusal
 from .._contract.schema.profile import ModelShape
 from .._contract.schema.weights import weight_parts
 from .mapping import Part, from_megatron, local_parameters
@@ -25,10 +26,14 @@ _COMPANIONS = (
     "special_tokens_map.json",
     "vocab.json",
     "merges.txt",
+    "added_tokens.json",
+    "chat_template*",
 )
 
 #: Names under which a folder's earlier weights may stand.
 _WEIGHTS = ("model.safetensors", "model-?????-of-?????.safetensors", "model.safetensors.index.json")
+#: What a file is called until all of them are written.
+_NEW = ".new"
 
 
 def whole_tensors(
@@ -73,35 +78,73 @@ def save_hf_weights(
 
     All ranks call it. ``is_writer`` is true on one rank a stage (tensor-, context- and data-parallel rank 0). A tied
     head is not written again. ``source`` is the folder whose config and tokenizer are copied. Weights that the folder
-    held before are replaced, each file as a whole: those of another layout would be read instead of, or beside, these.
+    held before are replaced: left beside the new ones, an engine could read them instead. Everything is written under
+    other names first; while the names change, the folder has no ``config.json`` and so is no model to any engine.
+
+    Raises:
+        Refusal: on every rank, when ``folder`` can't hold a model, ``source`` holds none, or the stages' files are not
+            in one folder. Nothing that ``folder`` held is changed then.
     """
     target = Path(folder)
-    target.mkdir(parents=True, exist_ok=True)
+    is_first = dist.get_rank() == 0
+    _refuse_together(_why_not(target, None if source is None else Path(source)) if is_first else None)
     tensors = {
         name: whole for name, whole, tied_copy in whole_tensors(model, shape, tp_group) if is_writer and not tied_copy
     }
     file = "model.safetensors" if pp_size == 1 else f"model-{pp_rank + 1:05d}-of-{pp_size:05d}.safetensors"
+    listing: dict[str, tuple[str, int]] = {}
     if is_writer:
-        save_file(tensors, target / f"{file}.new", metadata={"format": "pt"})
-    listing = {name: (file, tensor.numel() * tensor.element_size()) for name, tensor in tensors.items()}
+        target.mkdir(parents=True, exist_ok=True)
+        save_file(tensors, target / (file + _NEW), metadata={"format": "pt"})
+        listing = {name: (file, tensor.numel() * tensor.element_size()) for name, tensor in tensors.items()}
     everyone: list[dict[str, tuple[str, int]] | None] = [None] * dist.get_world_size()
-    # Past this line every stage's file is written, so none of the old ones goes before all new ones are there.
     dist.all_gather_object(everyone, listing)
-    if dist.get_rank() == 0:
-        merged = {name: entry for held in everyone for name, entry in (held or {}).items()}
-        for pattern in _WEIGHTS:
-            for old in target.glob(pattern):
-                old.unlink()
-        for new in {file for file, _ in merged.values()}:
-            (target / f"{new}.new").replace(target / new)
-        if pp_size > 1:
-            index = {
-                "metadata": {"total_size": sum(size for _, size in merged.values())},
-                "weight_map": {name: name_of for name, (name_of, _) in sorted(merged.items())},
-            }
-            (target / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
-        for pattern in _COMPANIONS if source is not None else ():
-            for companion in Path(source or ".").glob(pattern):
-                if not (target / companion.name).exists() or not companion.samefile(target / companion.name):
-                    shutil.copyfile(companion, target / companion.name)
+    files = {name: entry for held in everyone for name, entry in (held or {}).items()}
+    absent = [name for name in {name for name, _ in files.values()} if not (target / (name + _NEW)).exists()]
+    _refuse_together(f"{target}: {absent[0]} is on another machine; save to a shared folder" if absent else None)
+    if is_first:
+        _publish(target, files, None if source is None else Path(source))
     dist.barrier()
+
+
+def _why_not(target: Path, source: Path | None) -> str | None:
+    """Why a model can't be saved to ``target``, or None."""
+    if target.exists() and not target.is_dir():
+        return f"{target} is a file; name a folder"
+    if source is not None and not (source / "config.json").is_file():
+        return f"{source}, from which the model was loaded, holds no config.json any more; save needs a copy of it"
+    ours = {file for pattern in _WEIGHTS for file in target.glob(pattern)}
+    foreign = sorted(set(target.glob("*.safetensors*")) - ours - set(target.glob("*" + _NEW)))
+    if foreign:
+        return f"{target} holds {foreign[0].name}, which engines would read beside the model; name another folder"
+    return None
+
+
+def _refuse_together(why: str | None) -> None:
+    """Raises Refusal on every rank when one has a reason: one that raised alone would leave the others waiting."""
+    reasons: list[str | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(reasons, why)
+    for reason in reasons:
+        if reason is not None:
+            raise Refusal(f"save: {reason}")
+
+
+def _publish(target: Path, files: dict[str, tuple[str, int]], source: Path | None) -> None:
+    """Gives what was written its names; ``config.json``, which makes a folder a model, goes first and comes last."""
+    weights = {file for file, _ in files.values()}
+    index = target / ("model.safetensors.index.json" + _NEW)
+    if len(weights) > 1:
+        total = sum(size for _, size in files.values())
+        table = {name: file for name, (file, _) in sorted(files.items())}
+        index.write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": table}, indent=2) + "\n")
+        weights.add("model.safetensors.index.json")
+    found = [path for pattern in _COMPANIONS if source is not None for path in source.glob(pattern)]
+    companions = {path.name for path in found if path.is_file() and path.suffix != _NEW}
+    for name in companions:
+        shutil.copyfile(Path(source or ".") / name, target / (name + _NEW))
+    if companions:
+        (target / "config.json").unlink(missing_ok=True)
+    for old in {path for pattern in _WEIGHTS for path in target.glob(pattern)}:
+        old.unlink()
+    for name in sorted(weights | companions, key=lambda name: name == "config.json"):
+        (target / (name + _NEW)).replace(target / name)

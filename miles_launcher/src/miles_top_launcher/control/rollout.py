@@ -37,7 +37,7 @@ class StockRolloutEngine:
         """Start the engine and sample every prompt of the plan, one after the other."""
         self._worker.request({"op": "start", "engine": self._settings}, START_SECONDS)
         reply = self._worker.request(sample_command(self._plan), SAMPLE_SECONDS)
-        return read_samples(self.name, reply, self._plan.prompts)
+        return read_samples(self.name, reply, self._plan.prompts, self._plan.max_new_tokens)
 
 
 def stock_settings(plan: LaunchPlan, model: ModelFolder) -> dict[str, Any]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from pathlib import Path
 from typing import Any, Self
 
-from .contract import ModelProfile, TrueOnPolicyContract, same
+from .contract import ModelProfile, TrueOnPolicyContract, canonical_json, same
 from .errors import UnsupportedModel
 from .policy import Frozen, KernelSetName
 
@@ -43,6 +44,10 @@ class ModelShape(Frozen):
     def kv_size(self) -> int:
         """Width of all key heads (and of all value heads)."""
         return self.num_key_value_heads * self.head_dim
+
+    def digest(self) -> str:
+        """Return the SHA-256 (hex) of the shape's canonical JSON."""
+        return hashlib.sha256(canonical_json(self.model_dump(mode="json"))).hexdigest()
 
     @classmethod
     def from_config(cls, config: dict[str, Any], contract: TrueOnPolicyContract) -> Self:
