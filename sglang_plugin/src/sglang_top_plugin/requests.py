@@ -70,7 +70,7 @@ def check_sampling(params: SamplingParams) -> None:
         )
     seed = params.sampling_seed
     if seed is not None and (type(seed) is not int or not -(2**63) <= seed < 2**63):
-        raise OptionRefused(f"sglang.sampling_params sampling_seed={seed}: allowed: a 64-bit signed integer")
+        raise OptionRefused(f"sglang.sampling_params sampling_seed={seed!r}: allowed: a 64-bit signed integer")
 
 
 def sampling_defaults() -> dict[str, Any]:
