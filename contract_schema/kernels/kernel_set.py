@@ -76,14 +76,15 @@ def require_kernel_set(name: str) -> None:
     Raises:
         KernelSetError: naming what is carried.
     """
-    carried = ", ".join(repr(known) for known in sorted(_KERNEL_SETS))
     if name in _NOT_CARRIED:
+        carried = ", ".join(sorted(_KERNEL_SETS))
         raise KernelSetError(
             f"kernel set {name!r} is not available in this version; available: {carried}. Run with device cpu, or "
             "install a version of the plugins that carries it."
         )
     if name not in _KERNEL_SETS:
-        raise KernelSetError(f"unknown kernel set {name!r}; known: {carried}")
+        known = ", ".join(sorted((*_KERNEL_SETS, *_NOT_CARRIED)))
+        raise KernelSetError(f"unknown kernel set {name!r}; known: {known}")
 
 
 @cache
