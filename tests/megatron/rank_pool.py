@@ -28,8 +28,9 @@ def _serve(connection: Connection) -> None:
             dist.init_process_group(
                 "gloo", init_method=f"file://{store}", rank=rank, world_size=world_size, timeout=timedelta(seconds=120)
             )
-            connection.send(("value", getattr(jobs, name)(*arguments, **options)))
+            value = getattr(jobs, name)(*arguments, **options)
             dist.destroy_process_group()
+            connection.send(("value", value))
         except Exception:  # noqa: BLE001
             # The parent raises it and starts new processes: the others may be waiting in a collective.
             connection.send(("error", traceback.format_exc()))
@@ -41,11 +42,16 @@ class RankPool:
     def __init__(self, size: int = 4) -> None:
         self._size = size
         self._ranks: list[tuple[mp.process.BaseProcess, Connection]] = []
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._jobs = 0
 
     def _start(self) -> None:
         context = mp.get_context("spawn")
         os.environ.setdefault("OMP_NUM_THREADS", "1")
         os.environ.setdefault("NUMBA_NUM_THREADS", "1")
+        # One folder for the life of the processes: torch's FileStore opens its file with O_CREAT when it is destroyed,
+        # which is whenever a rank's garbage goes, so a folder removed after each job could get a file back meanwhile.
+        self._folder = tempfile.TemporaryDirectory(prefix="rank-pool-")
         for _ in range(self._size):
             ours, theirs = context.Pipe()
             process = context.Process(target=_serve, args=(theirs,), daemon=True)
@@ -58,31 +64,35 @@ class RankPool:
     def run(self, job: str, world_size: int, *arguments: Any, **options: Any) -> list[Any]:
         if not self._ranks:
             self._start()
-        with tempfile.TemporaryDirectory() as folder:
-            store = str(Path(folder) / "store")
-            waiting = {}
-            for rank in range(world_size):
-                connection = self._ranks[rank][1]
-                connection.send((job, rank, world_size, store, arguments, options))
-                waiting[connection] = rank
-            values: list[Any] = [None] * world_size
-            while waiting:
-                ready = wait(list(waiting), timeout=300)
-                if not ready:
+        assert self._folder is not None
+        self._jobs += 1
+        store = str(Path(self._folder.name) / f"store-{self._jobs}")
+        waiting = {}
+        for rank in range(world_size):
+            connection = self._ranks[rank][1]
+            connection.send((job, rank, world_size, store, arguments, options))
+            waiting[connection] = rank
+        values: list[Any] = [None] * world_size
+        while waiting:
+            ready = wait(list(waiting), timeout=300)
+            if not ready:
+                self.close()
+                raise TimeoutError(f"job {job}: ranks {sorted(waiting.values())} gave no answer in 300 s")
+            for connection in ready:
+                rank = waiting.pop(connection)  # type: ignore[call-overload]
+                kind, value = connection.recv()  # type: ignore[union-attr]
+                if kind == "error":
                     self.close()
-                    raise TimeoutError(f"job {job}: ranks {sorted(waiting.values())} gave no answer in 300 s")
-                for connection in ready:
-                    rank = waiting.pop(connection)  # type: ignore[call-overload]
-                    kind, value = connection.recv()  # type: ignore[union-attr]
-                    if kind == "error":
-                        self.close()
-                        raise RuntimeError(f"job {job}, rank {rank}:\n{value}")
-                    values[rank] = value
+                    raise RuntimeError(f"job {job}, rank {rank}:\n{value}")
+                values[rank] = value
         return values
 
     def close(self) -> None:
         for process, connection in self._ranks:
-            connection.close()
             process.terminate()
             process.join()
+            connection.close()
         self._ranks = []
+        if self._folder is not None:
+            self._folder.cleanup()
+            self._folder = None

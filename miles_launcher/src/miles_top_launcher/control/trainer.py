@@ -21,6 +21,7 @@ class StockTrainer:
 
     def __init__(self, plan: LaunchPlan, log: Path):
         self._plan = plan
+        self._rendezvous = log.with_suffix(".rendezvous")
         self._worker = Worker(
             "control trainer", "miles_top_launcher.control.trainer_worker", log, worker_environment({})
         )
@@ -33,7 +34,7 @@ class StockTrainer:
 
     def start(self) -> None:
         """Import megatron-core and bring up its parallel state with one rank."""
-        self._worker.request({"op": "start"}, START_SECONDS)
+        self._worker.request({"op": "start", "rendezvous": str(self._rendezvous)}, START_SECONDS)
 
     def build(self, model: ModelFolder) -> None:
         """Load `model` from its Hugging Face folder."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -27,8 +26,9 @@ class StockTrainerHost:
         from .megatron_shim import install
 
         install()
-        rendezvous = Path(tempfile.mkdtemp(prefix="stock-trainer-")) / "rendezvous"
-        torch.distributed.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=0, world_size=1)
+        torch.distributed.init_process_group(
+            "gloo", init_method=f"file://{command['rendezvous']}", rank=0, world_size=1
+        )
         parallel_state.initialize_model_parallel()
         # The stock option that keeps megatron's random state off the GPU.
         model_parallel_cuda_manual_seed(0, inference_rng_tracker=True)
