@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,8 @@ def test_an_unforeseen_error_is_one_line_and_not_the_code_of_a_difference(
         raise KeyError("unforeseen")
 
     monkeypatch.setattr(verify, "run", broken)
+    # The log stays after a failure: here it goes with the test.
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     assert command.run_verify(request()) == REFUSED
     said = capfd.readouterr().err
     assert said.count("\n") == 1
