@@ -17,7 +17,7 @@ help:
 	@echo "make verify       sample on SGLang, score on Megatron in 18 layouts, compare every bit, show the control"
 	@echo "make verify-full  the same on four models and with rollout TP 4"
 	@echo "make test         lint, types, vendored copies, then all tests"
-	@echo "make setup        only make .venv (about 9 GB, 2 to 8 minutes; skipped when done)"
+	@echo "make setup        only make .venv (about 9 GB, 2 minutes on a fast line; skipped when done)"
 	@echo "make vendor       write the vendored copies of contract_schema into the three packages"
 	@echo "make lock         resolve requirements/*.in again"
 

@@ -35,7 +35,7 @@ else
     echo "set-up: .venv was left half done; making it anew"
     rm -rf .venv
   fi
-  echo "set-up: installing SGLang, Megatron-core and torch into .venv with $("$python" --version): about 9 GB, 2 to 8 minutes"
+  echo "set-up: installing SGLang, Megatron-core and torch into .venv with $("$python" --version): about 9 GB, 2 minutes on a fast line"
   "$python" -m venv .venv
 fi
 .venv/bin/python -m pip install --quiet --disable-pip-version-check "uv==$uv_version"

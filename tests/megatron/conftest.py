@@ -12,8 +12,8 @@ from tests.megatron.rank_pool import RankPool
 
 
 @pytest.fixture(scope="session")
-def ranks() -> Iterator[RankPool]:
-    pool = RankPool()
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankPool]:
+    pool = RankPool(tmp_path_factory.mktemp("rendezvous"))
     yield pool
     pool.close()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import multiprocessing as mp
 import os
-import tempfile
 import traceback
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
@@ -37,21 +36,22 @@ def _serve(connection: Connection) -> None:
 
 
 class RankPool:
-    """Runs a job of ``tests.megatron.jobs`` on ranks ``0 .. world_size - 1`` and returns their values in rank order."""
+    """Runs a job of ``tests.megatron.jobs`` on ranks ``0 .. world_size - 1`` and returns their values in rank order.
 
-    def __init__(self, size: int = 4) -> None:
+    `folder` takes one rendezvous file a job and must outlive the pool: torch's FileStore opens its file with O_CREAT
+    when it is destroyed, which is whenever a rank's garbage goes, so a file can come back after its job.
+    """
+
+    def __init__(self, folder: Path, size: int = 4) -> None:
+        self._folder = folder
         self._size = size
         self._ranks: list[tuple[mp.process.BaseProcess, Connection]] = []
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._jobs = 0
 
     def _start(self) -> None:
         context = mp.get_context("spawn")
         os.environ.setdefault("OMP_NUM_THREADS", "1")
         os.environ.setdefault("NUMBA_NUM_THREADS", "1")
-        # One folder for the life of the processes: torch's FileStore opens its file with O_CREAT when it is destroyed,
-        # which is whenever a rank's garbage goes, so a folder removed after each job could get a file back meanwhile.
-        self._folder = tempfile.TemporaryDirectory(prefix="rank-pool-")
         for _ in range(self._size):
             ours, theirs = context.Pipe()
             process = context.Process(target=_serve, args=(theirs,), daemon=True)
@@ -64,9 +64,8 @@ class RankPool:
     def run(self, job: str, world_size: int, *arguments: Any, **options: Any) -> list[Any]:
         if not self._ranks:
             self._start()
-        assert self._folder is not None
         self._jobs += 1
-        store = str(Path(self._folder.name) / f"store-{self._jobs}")
+        store = str(self._folder / f"store-{self._jobs}")
         waiting = {}
         for rank in range(world_size):
             connection = self._ranks[rank][1]
@@ -93,6 +92,3 @@ class RankPool:
             process.join()
             connection.close()
         self._ranks = []
-        if self._folder is not None:
-            self._folder.cleanup()
-            self._folder = None

@@ -54,15 +54,19 @@ def _object_code(name: str, dispatcher: Any) -> bytes:
     variants = list(dispatcher.overloads.values())
     if len(variants) != 1:
         raise RuntimeError(f"kernel {name} has {len(variants)} compiled variants; the contract has exactly one")
-    result = variants[0]
     try:
-        return bytes(result.library._get_compiled_object())
+        payload = variants[0]._reduce()
     except RuntimeError:
-        # a library loaded from the cache gives its object file away to the linker and keeps no copy
-        return _cached_object_code(name, dispatcher)
+        # what came from the cache gave its object file away to the linker and keeps no copy
+        payload = _cached_payload(name, dispatcher)
+    (_, kind, (object_code, _)), *_ = payload
+    if kind != "object":
+        raise RuntimeError(f"kernel {name}: numba holds {kind}, not object code")
+    return bytes(object_code)
 
 
-def _cached_object_code(name: str, dispatcher: Any) -> bytes:
+def _cached_payload(name: str, dispatcher: Any) -> Any:
+    """What numba wrote to its cache for the one variant, in the shape of its `_reduce()`."""
     cache_file = dispatcher._cache._cache_file
     target = dispatcher.targetctx.codegen().magic_tuple()
     keys = [key for key in cache_file._load_index() if key[1] == target]
@@ -72,7 +76,4 @@ def _cached_object_code(name: str, dispatcher: Any) -> bytes:
             f"kernel {name} was loaded from numba's cache, where {len(keys)} variants of it stand now instead of one: "
             f"remove {dispatcher._cache.cache_path} and start again"
         )
-    (_, kind, (object_code, _)), *_ = payload
-    if kind != "object":
-        raise RuntimeError(f"kernel {name}: numba cached {kind}, not object code")
-    return bytes(object_code)
+    return payload
