@@ -20,8 +20,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 TARGETS: Mapping[str, tuple[str, ...]] = {
-    "sglang_plugin/src/sglang_top_plugin/_contract": ("schema", "kernels"),
-    "megatron_plugin/src/megatron_top_plugin/_contract": ("schema", "kernels"),
+    "sglang_plugin/src/sglang_top_plugin/_contract": ("schema", "kernels", "recording"),
+    "megatron_plugin/src/megatron_top_plugin/_contract": ("schema", "kernels", "recording"),
     "miles_launcher/src/miles_top_launcher/_contract": ("schema",),
 }
 INIT = b'"""Vendored copy of contract_schema; written by `make vendor`, never edited here."""\n'

@@ -20,6 +20,7 @@ from ._contract.schema.profile import ModelShape, check_kernel_set, read_shape
 from ._contract.schema.receipt import Receipt
 from ._contract.schema.temperature import check_temperature
 from ._contract.schema.versions import check_versions, installed_versions
+from .batches import local_batches
 from .config import Recompute, make_config
 from .cpu_support import CpuSupport
 from .loss import LossWeights, check_loss_weights
@@ -28,6 +29,7 @@ from .numerics import Numerics, check_available
 from .packing import Sequence, check_sequences
 from .ranks import Ranks
 from .receipts import gather_receipts
+from .recording import TrainerRecording
 from .scoring import score
 from .training import OptimizerSettings, StepResult, Training
 from .weights.load import load_hf_weights
@@ -148,6 +150,27 @@ class Trainer:
         """
         self._check(sequences, temperature)
         return score(self._model, self._config, self._layout, self._ranks, sequences, temperature, micro_batch_tokens)
+
+    def record(
+        self,
+        sequences: SequenceOf[Sequence],
+        temperature: float,
+        folder: str | Path,
+        limit: int,
+        micro_batch_tokens: int | None = None,
+    ) -> list[list[float]]:
+        """As :meth:`score`, and writes what each rank computes at every named point into ``folder``, which exists.
+
+        ``limit`` bounds the bytes of values that a rank keeps; digests of all rows are kept. The format is that of
+        ``_contract/schema/dump.py``; its ``dump.json`` is the caller's to write.
+
+        Raises:
+            Refusal: as :meth:`score`.
+        """
+        self._check(sequences, temperature)
+        batches = local_batches(sequences, self._layout, self._ranks, micro_batch_tokens)
+        with TrainerRecording(self._model, list(sequences), batches, self._ranks, Path(folder), dist.get_rank(), limit):
+            return self.score(sequences, temperature, micro_batch_tokens)
 
     def train_step(
         self,

@@ -120,3 +120,73 @@ def verify(
             json=json,
         )
     )
+
+
+@app.command()
+def diff(
+    dumps: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            help="Two dump folders, the rollout's and the trainer's; none runs both engines.",
+            metavar="[ROLLOUT TRAINER]",
+        ),
+    ] = None,
+    model: Annotated[
+        str, typer.Option(help="A Hugging Face model folder, or `tiny` to build one.", metavar="DIR|tiny")
+    ] = "tiny",
+    contract: Annotated[
+        str | None, typer.Option(help="Contract; the model's own when not given.", metavar="NAME")
+    ] = None,
+    rollout_tp: Annotated[int, typer.Option(help="Tensor-parallel ranks of SGLang.")] = 1,
+    train_tp: Annotated[int, typer.Option(help="Tensor-parallel ranks of the trainer.")] = 1,
+    pp: Annotated[int, typer.Option(help="Pipeline stages of the trainer.")] = 1,
+    cp: Annotated[int, typer.Option(help="Ulysses context-parallel ranks of the trainer.")] = 1,
+    dp: Annotated[int, typer.Option(help="Data-parallel ranks of the trainer.")] = 1,
+    cp_layout: Annotated[
+        Literal["zigzag", "contiguous"], typer.Option(help="How context-parallel input is cut.")
+    ] = "zigzag",
+    prompts: Annotated[
+        Path | None, typer.Option(help="JSON lines with input_ids, prompt or messages.", metavar="FILE.jsonl")
+    ] = None,
+    num_prompts: Annotated[
+        int | None, typer.Option(help="How many prompts.", show_default="all of the file, or 34")
+    ] = None,
+    max_new_tokens: Annotated[int, typer.Option(help="Response tokens a prompt.")] = 64,
+    temperature: Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="Seed of the prompts and of each request.")] = 0,
+    dtype: Annotated[
+        Literal["bfloat16", "float32"], typer.Option(help="Type of weights and activations.")
+    ] = "bfloat16",
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Keep the dumps there.", metavar="DIR", show_default="kept only if they differ"),
+    ] = None,
+    values_limit: Annotated[
+        float, typer.Option(help="GiB of values that a process keeps on disk while it runs; digests are always kept.")
+    ] = 4.0,
+    json: Annotated[Path | None, typer.Option("--json", help="Write the finding there.", metavar="OUT")] = None,
+) -> int:
+    """Name the first operation whose result differs between both engines, of a run or of two dumps.
+
+    Exit code 0: equal at every point. 1: diverged. 2: inconclusive, refused or bad input.
+    """
+    from .diff.command import DiffRequest, run_diff
+    from .plan import VerifyRequest
+
+    run = VerifyRequest(
+        model=model,
+        contract=contract,
+        rollout_tp=rollout_tp,
+        train_tp=train_tp,
+        pp=pp,
+        cp=cp,
+        dp=dp,
+        cp_layout=cp_layout,
+        prompts=prompts,
+        num_prompts=num_prompts,
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        seed=seed,
+        dtype=dtype,
+    )
+    return run_diff(DiffRequest(dumps=tuple(dumps or ()), run=run, out=out, values_limit=values_limit, json=json))

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import os
-import tempfile
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 from ._contract.schema.compare import LogprobComparison
 from ._contract.schema.layout import Layout
 from ._contract.schema.receipt import Receipt
 from .matrix import train_name
-from .problems import BadInput, one_line
 
 Side = Literal["contract", "stock"]
 CONTROL_SIDES: tuple[tuple[Side, Side], ...] = (("stock", "stock"), ("contract", "stock"), ("stock", "contract"))
@@ -155,47 +149,8 @@ def _control_reasons(model: str, cells: Sequence[Cell], controls: Sequence[Contr
     return reasons
 
 
-def clear_report(path: Path) -> None:
-    """Remove an older report, so that it can't be taken for this run's; the first thing a run does.
-
-    Raises BadInput, and touches nothing, if the path can't be written or holds anything but a report of this command.
-    """
-    if path.is_dir():
-        raise BadInput(f"--json {path}: is a folder; give a file")
-    if (path.is_symlink() or path.exists()) and (not path.is_file() or not _is_report(path)):
-        raise BadInput(f"--json {path}: exists and is no report of this command; give another file, or remove it")
-    try:
-        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        os.close(descriptor)
-        Path(name).unlink()
-        path.unlink(missing_ok=True)
-    except OSError as error:
-        raise BadInput(f"--json {path}: can't be written: {one_line(error)}") from None
-
-
-def _is_report(path: Path) -> bool:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return False
-    return isinstance(found, dict) and {"contract", "cells", "control", "verdict"} <= found.keys()
-
-
-def write_json(report: Report, path: Path) -> None:
-    """Write the report, whole or not at all: a reader never sees half of it."""
-    text = json.dumps(as_json(report), indent=2, allow_nan=False) + "\n"
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(name).chmod(0o644)
-        Path(name).replace(path)
-    except BaseException:
-        with suppress(FileNotFoundError):
-            Path(name).unlink()
-        raise
+#: By these a file is known as a report of `miles-top verify`.
+REPORT_KEYS = frozenset({"contract", "cells", "control", "verdict"})
 
 
 def as_json(report: Report) -> dict[str, Any]:

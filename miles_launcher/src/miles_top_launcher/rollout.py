@@ -52,13 +52,20 @@ class RolloutEngine:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self._worker.stop()
 
-    def run(self) -> Rollout:
-        """Start the engine, read its receipts and sample every prompt of the plan in one call."""
+    def run(self, recording: tuple[Path, int] | None = None) -> Rollout:
+        """Start the engine, read its receipts and sample every prompt of the plan in one call.
+
+        `recording` names a folder for a dump of that call, and the bytes of values that a rank may keep in it.
+        """
         started = time.monotonic()
         self._worker.request({"op": "start", "engine": self._settings}, START_SECONDS)
         shown = self._worker.request({"op": "receipts"}, START_SECONDS)
         up = time.monotonic()
+        if recording is not None:
+            self._worker.request(self._recording_command(*recording), START_SECONDS)
         reply = self._worker.request(sample_command(self._plan), SAMPLE_SECONDS)
+        if recording is not None:
+            self._worker.request({"op": "stop_recording"}, SAMPLE_SECONDS)
         return Rollout(
             samples=read_samples(self.name, reply, self._plan.prompts, self._plan.max_new_tokens),
             receipts=read_receipts(self.name, shown["receipts"]),
@@ -66,12 +73,22 @@ class RolloutEngine:
             sample_seconds=time.monotonic() - up,
         )
 
+    def _recording_command(self, folder: Path, limit: int) -> dict[str, Any]:
+        requests = {request_id(number): number for number in range(len(self._plan.prompts))}
+        return {"op": "start_recording", "folder": str(folder), "requests": requests, "limit": limit}
+
+
+def request_id(number: int) -> str:
+    """The id under which the engine knows a prompt of the run."""
+    return f"request-{number}"
+
 
 def sample_command(plan: LaunchPlan) -> dict[str, Any]:
     """The command that samples the plan's prompts: each request has its own seed, and end-of-text does not stop it."""
     return {
         "op": "sample",
         "prompts": [list(prompt) for prompt in plan.prompts],
+        "request_ids": [request_id(number) for number in range(len(plan.prompts))],
         "sampling_params": [
             {
                 "max_new_tokens": plan.max_new_tokens,

@@ -85,8 +85,16 @@ class TrainerPool:
                 raise WorkerFailed(f"trainer rank {rank} shows other receipts than rank 0 in {train_name(train)}")
         return read_receipts(f"trainer {train_name(train)} of {model.name}", replies[0]["receipts"])
 
-    def score(self, prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]]) -> Scored:
-        """Log-probs of the responses in the built layout; every rank must hold the same gathered bits."""
+    def score(
+        self,
+        prompts: Sequence[Sequence[int]],
+        responses: Sequence[Sequence[int]],
+        recording: tuple[Path, int] | None = None,
+    ) -> Scored:
+        """Log-probs of the responses in the built layout; every rank must hold the same gathered bits.
+
+        `recording` names a folder for a dump, and the bytes of values that a rank may keep in it.
+        """
         started = time.monotonic()
         command: dict[str, Any] = {
             "op": "score",
@@ -95,6 +103,8 @@ class TrainerPool:
             "temperature": self._plan.scoring_temperature,
             "micro_batch_tokens": MICRO_BATCH_TOKENS,
         }
+        if recording is not None:
+            command["recording"] = {"folder": str(recording[0]), "limit": recording[1]}
         replies = self._ask([command] * len(self._active), SCORE_SECONDS)
         for rank, reply in enumerate(replies):
             if reply != replies[0]:

@@ -55,14 +55,16 @@ def activate(server_args: Any, tp_rank: int) -> None:
 
 
 def _register(server_args: Any, architectures: tuple[str, ...]) -> None:
-    """Overwrites three registry entries of this process.
+    """Overwrites three registry entries of this process, and adds the methods that record a run.
 
     Attention keeps the stock name: on a CPU several parts of the engine choose their path by it.
     """
     from sglang.srt.layers.attention.attention_registry import register_attention_backend
     from sglang.srt.layers.sampler import register_sampler_backend
+    from sglang.srt.managers.scheduler import Scheduler
     from sglang.srt.models.registry import ModelRegistry
 
+    from . import recording
     from .attention import ContractAttentionBackend
     from .model.qwen3 import ContractQwen3ForCausalLM
     from .sampler import ContractSampler
@@ -71,3 +73,4 @@ def _register(server_args: Any, architectures: tuple[str, ...]) -> None:
         ModelRegistry.models[architecture] = ContractQwen3ForCausalLM
     register_attention_backend(server_args.attention_backend)(ContractAttentionBackend)
     register_sampler_backend(server_args.sampling_backend, ContractSampler)
+    recording.add_methods(Scheduler)

@@ -30,6 +30,18 @@ class SGLangSelfAttention(SelfAttention):
         return out
 
 
+class SGLangRotary(MegatronModule):
+    """Rotates the heads of queries, or of keys; a module, so that what it gives can be seen from outside."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config=config)
+        self._kernels = numerics_of(config).kernels
+
+    def forward(self, x: Tensor, positions: Tensor, table: Tensor) -> Tensor:
+        """``x [T, H, D]`` at int64 ``positions [T]`` by fp32 ``table [P, D]``: ``[T, H, D]``."""
+        return rope(x, positions, table, self._kernels)
+
+
 class SGLangCoreAttention(MegatronModule):
     """RoPE and causal attention over packed sequences, with Ulysses all-to-all around them.
 
@@ -60,6 +72,7 @@ class SGLangCoreAttention(MegatronModule):
             )
         self._scale = expected
         self._cp_group = pg_collection.cp if config.context_parallel_size > 1 else None
+        self.rotate_query, self.rotate_key = SGLangRotary(config), SGLangRotary(config)
 
     @property
     def rope_table(self) -> Tensor:
@@ -108,7 +121,7 @@ class SGLangCoreAttention(MegatronModule):
             raise ValueError(f"cu_seqlens end at {bounds[-1]}, but the batch has {query.shape[0]} tokens")
         table = self.rope_table.to(query.device)
         positions = self._positions(bounds).to(query.device)
-        query, key = rope(query, positions, table, kernels), rope(key, positions, table, kernels)
+        query, key = self.rotate_query(query, positions, table), self.rotate_key(key, positions, table)
         out = attention(query, key, value, cu_seqlens, self._scale, kernels)
         if self._cp_group is not None:
             out = heads_to_tokens(out, order, self._cp_group)

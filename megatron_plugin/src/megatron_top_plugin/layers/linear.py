@@ -8,6 +8,7 @@ import torch
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 from torch import Tensor
 
+from .._contract.kernels.kernel_set import KernelSet
 from .._contract.schema.errors import OptionRefused
 from ..numerics import numerics_of
 from ..ops.linear import column_linear, row_linear
@@ -38,6 +39,19 @@ class SGLangColumnParallelLinear(ColumnParallelLinear):
         return column_linear(kwargs["input"], weight, self._kernels, group)
 
 
+class SGLangInputNorm(torch.nn.Module):
+    """The norm in front of a product, as a module without parameters: its caller owns the weight."""
+
+    def __init__(self, eps: float, dtype: torch.dtype, kernels: KernelSet) -> None:
+        super().__init__()
+        self._eps = eps
+        self._dtype = dtype
+        self._kernels = kernels
+
+    def forward(self, x: Tensor, weight: Tensor) -> Tensor:
+        return rms_norm(x, weight, self._eps, self._dtype, self._kernels)
+
+
 class SGLangNormColumnParallelLinear(SGLangColumnParallelLinear):
     """RMSNorm of the unrounded residual sum, then the column-parallel product.
 
@@ -48,11 +62,10 @@ class SGLangNormColumnParallelLinear(SGLangColumnParallelLinear):
     def __init__(self, input_size: int, output_size: int, *, config: Any, **kwargs: Any) -> None:
         super().__init__(input_size, output_size, config=config, **kwargs)
         self.layer_norm_weight = norm_weight(input_size, config)
-        self._eps = config.layernorm_epsilon
-        self._dtype = config.params_dtype
+        self.norm = SGLangInputNorm(config.layernorm_epsilon, config.params_dtype, self._kernels)
 
     def forward(self, input_: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
-        normed = rms_norm(input_, self.layer_norm_weight, self._eps, self._dtype, self._kernels)
+        normed = self.norm(input_, self.layer_norm_weight)
         out: tuple[Tensor, Tensor | None] = super().forward(normed, *args, **kwargs)
         return out
 

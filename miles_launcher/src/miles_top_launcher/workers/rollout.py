@@ -32,13 +32,28 @@ class EngineHost:
     def sample(self, command: Mapping[str, Any]) -> dict[str, Any]:
         """Sample all prompts in one call: token ids, the log-probs of decode, weight versions."""
         outputs = self._engine.generate(
-            input_ids=command["prompts"], sampling_params=command["sampling_params"], return_logprob=True
+            input_ids=command["prompts"],
+            sampling_params=command["sampling_params"],
+            return_logprob=True,
+            rid=command.get("request_ids"),
         )
         return {
             "responses": [list(output["output_ids"]) for output in outputs],
             "logprobs": [encode_fp32(_decode_logprobs(output)) for output in outputs],
             "weight_versions": [str(output["meta_info"]["weight_version"]) for output in outputs],
         }
+
+    def start_recording(self, command: Mapping[str, Any]) -> dict[str, Any]:
+        """Have every rank write what it computes into a folder."""
+        self._engine.collective_rpc(
+            "start_recording", folder=command["folder"], requests=command["requests"], limit=command["limit"]
+        )
+        return {}
+
+    def stop_recording(self, command: Mapping[str, Any]) -> dict[str, Any]:
+        """End the recording; the files are written when this returns."""
+        self._engine.collective_rpc("stop_recording")
+        return {}
 
     def stop(self) -> None:
         """Shut the engine down with its children."""
@@ -60,7 +75,16 @@ def host_engine(host: EngineHost) -> None:
     parser.add_argument("--reply-fd", type=int, required=True)
     arguments = parser.parse_args()
     die_with_launcher()
-    serve(arguments.reply_fd, {"start": host.start, "receipts": host.receipts, "sample": host.sample})
+    serve(
+        arguments.reply_fd,
+        {
+            "start": host.start,
+            "receipts": host.receipts,
+            "sample": host.sample,
+            "start_recording": host.start_recording,
+            "stop_recording": host.stop_recording,
+        },
+    )
     host.stop()
 
 

@@ -50,15 +50,19 @@ class TrainerHost:
         return {"receipts": [receipt.model_dump(mode="json") for receipt in self._trainer.receipts()]}
 
     def score(self, command: Mapping[str, Any]) -> dict[str, Any]:
-        """Log-probs of the responses, gathered from all ranks."""
+        """Log-probs of the responses, gathered from all ranks; with `recording`, every named point goes to a folder."""
         from megatron_top_plugin.packing import Sequence
 
         sequences = [
             Sequence(prompt=prompt, response=response)
             for prompt, response in zip(command["prompts"], command["responses"], strict=True)
         ]
-        rows = self._trainer.score(
-            sequences, temperature=command["temperature"], micro_batch_tokens=command["micro_batch_tokens"]
+        how = {"temperature": command["temperature"], "micro_batch_tokens": command["micro_batch_tokens"]}
+        recording = command.get("recording")
+        rows = (
+            self._trainer.score(sequences, **how)
+            if recording is None
+            else self._trainer.record(sequences, folder=recording["folder"], limit=recording["limit"], **how)
         )
         return {"logprobs": [encode_fp32(row) for row in rows]}
 

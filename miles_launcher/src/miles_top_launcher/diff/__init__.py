@@ -1,0 +1,1 @@
+"""`miles-top diff`: the first operation whose result differs between the two engines."""
