@@ -117,6 +117,7 @@ def held_segments(op: str, shape: ModelShape, rank: int, ranks: int) -> Segments
             return (cut(0, inner),)
         case "vocabulary":
             first, length = cut(0, shape.padded_vocab_size)
-            return ((first, max(min(first + length, shape.vocab_size) - first, 0)),)
+            start, end = min(first, shape.vocab_size), min(first + length, shape.vocab_size)
+            return ((start, end - start),)
         case _:
             return ((0, width(op, shape)),)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 from megatron.core import parallel_state as mpu
 
-from megatron_top_plugin import scoring, training
+from megatron_top_plugin import logprobs, scoring, training
 from megatron_top_plugin.layers import attention, linear, residual
 from megatron_top_plugin.ops import logprob
 
@@ -68,9 +70,55 @@ def _one_rank_computes_something_else(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(scoring, "packed_logprobs", other)
 
 
+def _reduction_order_swapped(patch: pytest.MonkeyPatch) -> None:
+    """Segments added from the last to the first instead of as a tree of neighbours."""
+    original = linear.row_linear
+
+    def swapped(x: Any, weight: Any, kernels: Any, segments: int, group: Any) -> Any:
+        size = x.shape[-1] // segments
+        total = torch.zeros((), dtype=torch.float32)
+        for start in reversed(range(0, x.shape[-1], size)):
+            part = slice(start, start + size)
+            total = total + kernels.linear_partial(x[..., part], weight[:, part], 1)
+        return total.to(original(x, weight, kernels, segments, group).dtype)
+
+    patch.setattr(linear, "row_linear", swapped)
+
+
+def _rotary_table_in_bfloat16(patch: pytest.MonkeyPatch) -> None:
+    original = attention.rope
+    patch.setattr(
+        attention,
+        "rope",
+        lambda x, positions, table, kernels: original(x, positions, table.bfloat16().float(), kernels),
+    )
+
+
+def _wrong_epsilon(patch: pytest.MonkeyPatch) -> None:
+    original = linear.rms_norm
+    patch.setattr(
+        linear, "rms_norm", lambda s, weight, eps, dtype, kernels: original(s, weight, 10 * eps, dtype, kernels)
+    )
+
+
+def _padded_vocabulary(patch: pytest.MonkeyPatch) -> None:
+    """The padding's logits, which are zeros, inside the log-softmax."""
+    original = logprobs.vocabulary_shard
+
+    def padded(numerics: Any, group: Any) -> Any:
+        shard = original(numerics, group)
+        return dataclasses.replace(shard, vocab_size=shard.padded_vocab_size)
+
+    patch.setattr(logprobs, "vocabulary_shard", padded)
+
+
 FAULTS = {
     "one rank computes something else": _one_rank_computes_something_else,
+    "padded vocabulary": _padded_vocabulary,
     "reduce without a tree": _reduce_without_a_tree,
+    "reduction order swapped": _reduction_order_swapped,
+    "rotary table in bfloat16": _rotary_table_in_bfloat16,
+    "wrong epsilon": _wrong_epsilon,
     "zigzag read as contiguous": _zigzag_read_as_contiguous,
     "vocabulary gradient times ranks": _vocabulary_gradient_times_ranks,
     "loss times cp": _loss_times_cp,

@@ -179,6 +179,24 @@ def parameter_names(model: str, layout: dict[str, Any]) -> list[str]:
         return [name for name, _ in trainer.model.named_parameters()]
 
 
+def record(
+    model: str,
+    layout: dict[str, Any],
+    samples: Samples,
+    folder: str,
+    temperature: float = 1.0,
+    fault: str | None = None,
+    limit: int = 2**30,
+    micro_batch_tokens: int | None = None,
+) -> tuple[list[list[float]], list[str]]:
+    """(log-probs, receipts as JSON) of a recorded forward pass, under a fault where one is named."""
+    with pytest.MonkeyPatch.context() as patch, open_trainer(model, layout, "bfloat16") as trainer:
+        if fault is not None:
+            FAULTS[fault](patch)
+        rows = trainer.record(sequences(samples), temperature, folder, limit, micro_batch_tokens)
+        return rows, [receipt.model_dump_json() for receipt in trainer.receipts()]
+
+
 def scores_with_fault(fault: str, model: str, layout: dict[str, Any], samples: Samples) -> list[list[float]]:
     """Scores under a fault put into this process for the time of the call."""
     with pytest.MonkeyPatch.context() as patch:

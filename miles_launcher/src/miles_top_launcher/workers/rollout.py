@@ -44,7 +44,9 @@ class EngineHost:
         }
 
     def start_recording(self, command: Mapping[str, Any]) -> dict[str, Any]:
-        """Have every rank write what it computes into a folder."""
+        """Have every rank write what it computes into a folder, from an empty cache: a cached row is not computed."""
+        if not self._engine.flush_cache().success:
+            raise RuntimeError("the engine did not flush its cache; a recording starts on an idle engine")
         self._engine.collective_rpc(
             "start_recording", folder=command["folder"], requests=command["requests"], limit=command["limit"]
         )
