@@ -9,13 +9,14 @@ import pytest
 
 from miles_top_launcher import command, verify
 from miles_top_launcher.exit_codes import REFUSED
-from miles_top_launcher.report import write_json
+from miles_top_launcher.report import as_json
+from miles_top_launcher.report_file import write_json
 from tests.launcher.examples import report, request
 
 
 def test_an_older_report_is_gone_when_a_run_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "out.json"
-    write_json(report(), path)
+    write_json(as_json(report()), path)
     assert command.run_verify(request(json=path, pp=3)) == REFUSED
     assert not path.exists()
 

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from miles_top_launcher import report as report_module
-from miles_top_launcher.report import as_json, write_json
+from miles_top_launcher.report import as_json
+from miles_top_launcher.report_file import write_json
 from miles_top_launcher.table import print_report
+from tests.full_disk import no_file_grows_beyond
 from tests.launcher.examples import LAYOUTS, cell, nan_comparison, report
 
 KEYS = ["model", "contract", "digests", "kernel_set", "device", "versions", "receipts", "cells", "control", "verdict"]
@@ -43,23 +44,18 @@ def test_json_has_the_documented_keys() -> None:
 
 def test_what_is_not_finite_is_null_and_differs(tmp_path: Path) -> None:
     path = tmp_path / "out.json"
-    write_json(report(cells=(cell(LAYOUTS[0], nan_comparison()),), reasons=("not finite",)), path)
+    write_json(as_json(report(cells=(cell(LAYOUTS[0], nan_comparison()),), reasons=("not finite",))), path)
     found = json.loads(path.read_text(), parse_constant=lambda name: pytest.fail(f"{name} in the JSON"))
     assert found["cells"][0]["mean_abs_diff"] is None
     assert found["cells"][0]["max_abs_diff"] is None
     assert found["verdict"] == "differs"
 
 
-def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_takes_no_more_leaves_the_old_file_and_no_other(tmp_path: Path) -> None:
     path = tmp_path / "out.json"
     path.write_text("old")
-
-    def full_disk(descriptor: int) -> None:
-        raise OSError("no space left")
-
-    monkeypatch.setattr(report_module.os, "fsync", full_disk)
-    with pytest.raises(OSError, match="no space left"):
-        write_json(report(), path)
+    with no_file_grows_beyond(100), pytest.raises(OSError, match="File too large"):
+        write_json(as_json(report()), path)
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
 

@@ -22,6 +22,7 @@ from tests.megatron.host_jobs import hosted as hosted
 from tests.megatron.host_jobs import layers_in_a_stock_model as layers_in_a_stock_model
 from tests.megatron.opened import Samples, open_trainer, sequences
 from tests.megatron.refusal_jobs import error as error
+from tests.megatron.refusal_jobs import save_on_a_full_disk as save_on_a_full_disk
 from tests.megatron.refusal_jobs import save_without_config as save_without_config
 
 Arrays = dict[str, "np.ndarray[Any, Any]"]

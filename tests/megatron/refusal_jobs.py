@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from megatron_top_plugin.config import TrueOnPolicyConfig, contract_settings
 from megatron_top_plugin.hosts import build_from_args
 from megatron_top_plugin.numerics import Numerics
 from megatron_top_plugin.spec import get_block_spec
+from tests.full_disk import no_file_grows_beyond
 from tests.megatron.host_jobs import host
 from tests.megatron.opened import CONTRACT, Samples, open_trainer, sequences
 
@@ -30,6 +32,15 @@ def save_without_config(model: str, layout: dict[str, Any], folder: str) -> str:
         dist.barrier()
         (Path(model) / "config.json").unlink(missing_ok=True)
         with pytest.raises(Refusal) as refused:
+            trainer.save(folder)
+        return str(refused.value)
+
+
+def save_on_a_full_disk(model: str, layout: dict[str, Any], folder: str, full_rank: int, size: int) -> str:
+    """The refusal of a save in which one rank's files can't grow beyond ``size`` bytes."""
+    with open_trainer(model, layout, "bfloat16") as trainer:
+        full = no_file_grows_beyond(size) if dist.get_rank() == full_rank else nullcontext()
+        with full, pytest.raises(Refusal) as refused:
             trainer.save(folder)
         return str(refused.value)
 

@@ -95,6 +95,23 @@ def test_a_folder_that_cannot_hold_the_model_is_refused_and_kept(
     assert (target.read_text() if target.is_file() else sorted(target.iterdir())) == before
 
 
+@pytest.mark.parametrize(("full_rank", "size"), [(1, 10_000), (0, 150)], ids=["stage 2", "stage 1"])
+def test_a_full_disk_is_refused_on_every_rank_and_the_folder_keeps_its_model(
+    full_rank: int, size: int, ranks: RankPool, model_folder: Callable[[TinyModel], str], tmp_path: Path
+) -> None:
+    folder, target = model_folder(FRESH), tmp_path / "target"
+    shutil.copytree(model_folder(TinyModel(tied=False)), target)
+    before = {file.name: file.read_bytes() for file in target.iterdir()}
+    layout = {"pp": 2}
+    messages = ranks.run("save_on_a_full_disk", 2, folder, layout, str(target), full_rank, size)
+    assert len(set(messages)) == 1
+    assert "can't be written" in messages[0] and "File too large" in messages[0]
+    assert {file.name: file.read_bytes() for file in target.iterdir()} == before
+    # and when there is room again, the same folder takes the model
+    ranks.run("save", 2, folder, layout, str(target))
+    assert len(list(target.glob("model-*.safetensors"))) == 2
+
+
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 def test_digests_are_the_same_in_every_layout(
     tied: bool, ranks: RankPool, model_folder: Callable[[TinyModel], str]

@@ -52,26 +52,35 @@ class RolloutEngine:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self._worker.stop()
 
+    def start(self) -> tuple[Receipt, ...]:
+        """Start the engine; returns the receipts of all its ranks."""
+        self._worker.request({"op": "start", "engine": self._settings}, START_SECONDS)
+        return self.receipts()
+
+    def receipts(self) -> tuple[Receipt, ...]:
+        """The receipts of all ranks, as they stand now."""
+        shown = self._worker.request({"op": "receipts"}, START_SECONDS)
+        return read_receipts(self.name, shown["receipts"])
+
+    def sample(self) -> Samples:
+        """Sample every prompt of the plan in one call."""
+        reply = self._worker.request(sample_command(self._plan), SAMPLE_SECONDS)
+        return read_samples(self.name, reply, self._plan.prompts, self._plan.max_new_tokens)
+
     def run(self, recording: tuple[Path, int] | None = None) -> Rollout:
         """Start the engine, read its receipts and sample every prompt of the plan in one call.
 
         `recording` names a folder for a dump of that call, and the bytes of values that a rank may keep in it.
         """
         started = time.monotonic()
-        self._worker.request({"op": "start", "engine": self._settings}, START_SECONDS)
-        shown = self._worker.request({"op": "receipts"}, START_SECONDS)
+        receipts = self.start()
         up = time.monotonic()
         if recording is not None:
             self._worker.request(self._recording_command(*recording), START_SECONDS)
-        reply = self._worker.request(sample_command(self._plan), SAMPLE_SECONDS)
+        samples = self.sample()
         if recording is not None:
             self._worker.request({"op": "stop_recording"}, SAMPLE_SECONDS)
-        return Rollout(
-            samples=read_samples(self.name, reply, self._plan.prompts, self._plan.max_new_tokens),
-            receipts=read_receipts(self.name, shown["receipts"]),
-            start_seconds=up - started,
-            sample_seconds=time.monotonic() - up,
-        )
+        return Rollout(samples, receipts, start_seconds=up - started, sample_seconds=time.monotonic() - up)
 
     def _recording_command(self, folder: Path, limit: int) -> dict[str, Any]:
         requests = {request_id(number): number for number in range(len(self._plan.prompts))}

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -82,8 +83,8 @@ def save_hf_weights(
     other names first; while the names change, the folder has no ``config.json`` and so is no model to any engine.
 
     Raises:
-        Refusal: on every rank, when ``folder`` can't hold a model, ``source`` holds none, or the stages' files are not
-            in one folder. Nothing that ``folder`` held is changed then.
+        Refusal: on every rank, when ``folder`` can't hold a model or be written (a full disk), ``source`` holds none,
+            or the stages' files are not in one folder. Nothing that ``folder`` held is changed then.
     """
     target = Path(folder)
     is_first = dist.get_rank() == 0
@@ -93,17 +94,25 @@ def save_hf_weights(
     }
     file = "model.safetensors" if pp_size == 1 else f"model-{pp_rank + 1:05d}-of-{pp_size:05d}.safetensors"
     listing: dict[str, tuple[str, int]] = {}
+    failure = None
     if is_writer:
-        target.mkdir(parents=True, exist_ok=True)
-        save_file(tensors, target / (file + _NEW), metadata={"format": "pt"})
+        failure = _written(target, lambda: save_file(tensors, target / (file + _NEW), metadata={"format": "pt"}))
         listing = {name: (file, tensor.numel() * tensor.element_size()) for name, tensor in tensors.items()}
+    _refuse_together(failure, target)
     everyone: list[dict[str, tuple[str, int]] | None] = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, listing)
     files = {name: entry for held in everyone for name, entry in (held or {}).items()}
     absent = [name for name in {name for name, _ in files.values()} if not (target / (name + _NEW)).exists()]
-    _refuse_together(f"{target}: {absent[0]} is on another machine; save to a shared folder" if absent else None)
+    why = f"{target}: {absent[0]} is on another machine; save to a shared folder" if absent else None
+    _refuse_together(why, target)
+    names: set[str] = set()
     if is_first:
-        _publish(target, files, None if source is None else Path(source))
+        failure = _written(
+            target, lambda: names.update(_prepare(target, files, None if source is None else Path(source)))
+        )
+    _refuse_together(failure, target)
+    if is_first:
+        _publish(target, names)
     dist.barrier()
 
 
@@ -120,17 +129,34 @@ def _why_not(target: Path, source: Path | None) -> str | None:
     return None
 
 
-def _refuse_together(why: str | None) -> None:
-    """Raises Refusal on every rank when one has a reason: one that raised alone would leave the others waiting."""
+def _written(target: Path, write: Callable[[], None]) -> str | None:
+    """Why a file could not be written to ``target``, or None: a full disk, a lost mount, a missing right."""
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        write()
+    except (OSError, SafetensorError) as error:
+        return f"{target} can't be written: {error}; what it held is unchanged"
+    return None
+
+
+def _refuse_together(why: str | None, started: Path | None = None) -> None:
+    """Raises Refusal on every rank when one has a reason: one that raised alone would leave the others waiting.
+
+    What was written to the folder ``started`` under other names is removed.
+    """
     reasons: list[str | None] = [None] * dist.get_world_size()
     dist.all_gather_object(reasons, why)
     for reason in reasons:
-        if reason is not None:
-            raise Refusal(f"save: {reason}")
+        if reason is None:
+            continue
+        if started is not None and dist.get_rank() == 0:
+            for new in started.glob("*" + _NEW):
+                new.unlink()
+        raise Refusal(f"save: {reason}")
 
 
-def _publish(target: Path, files: dict[str, tuple[str, int]], source: Path | None) -> None:
-    """Gives what was written its names; ``config.json``, which makes a folder a model, goes first and comes last."""
+def _prepare(target: Path, files: dict[str, tuple[str, int]], source: Path | None) -> set[str]:
+    """Writes index and companions under other names; returns the names that everything will have."""
     weights = {file for file, _ in files.values()}
     index = target / ("model.safetensors.index.json" + _NEW)
     if len(weights) > 1:
@@ -142,9 +168,14 @@ def _publish(target: Path, files: dict[str, tuple[str, int]], source: Path | Non
     companions = {path.name for path in found if path.is_file() and path.suffix != _NEW}
     for name in companions:
         shutil.copyfile(Path(source or ".") / name, target / (name + _NEW))
-    if companions:
+    return weights | companions
+
+
+def _publish(target: Path, names: set[str]) -> None:
+    """Gives what was written its names; ``config.json``, which makes a folder a model, goes first and comes last."""
+    if "config.json" in names:
         (target / "config.json").unlink(missing_ok=True)
     for old in {path for pattern in _WEIGHTS for path in target.glob(pattern)}:
         old.unlink()
-    for name in sorted(weights | companions, key=lambda name: name == "config.json"):
+    for name in sorted(names, key=lambda name: name == "config.json"):
         (target / (name + _NEW)).replace(target / name)
