@@ -8,7 +8,9 @@ a comparison of the same engines without it names nothing.
 
 from __future__ import annotations
 
+import json
 import shutil
+import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +34,7 @@ from tests.megatron.layouts import world_size
 from tests.megatron.rank_pool import RankPool
 from tests.parity.faulty_rollout import FAULT_FILE
 from tests.parity.test_faults import FLIPPED, change_weight, flip_low_bit
+from tests.parity.verify_command import COMMAND
 from tests.sglang.rollout import prompts
 
 pytestmark = [pytest.mark.parity, pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -130,6 +133,18 @@ def trained(rollouts: Rollouts, ranks: RankPool, tmp_path_factory: pytest.TempPa
         return folder
 
     return record
+
+
+def test_the_command_runs_both_engines_and_finds_no_difference(tmp_path: Path) -> None:
+    out, found = tmp_path / "dumps", tmp_path / "found.json"
+    flags = ("--pp", "2", "--num-prompts", "4", "--max-new-tokens", "8", "--out", str(out), "--json", str(found))
+    ended = subprocess.run([COMMAND, "diff", *flags], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert ended.stdout.startswith("equal: 32 points, ")
+    assert json.loads(found.read_text())["verdict"] == "equal"
+    # what is kept can be compared again without an engine, and is small
+    assert diff_folders(out / "rollout", out / "trainer").verdict == "equal"
+    assert sum(file.stat().st_size for file in out.rglob("*") if file.is_file()) < 1_000_000
 
 
 def first(finding: Finding) -> str:

@@ -67,6 +67,20 @@ class RolloutEngine:
         reply = self._worker.request(sample_command(self._plan), SAMPLE_SECONDS)
         return read_samples(self.name, reply, self._plan.prompts, self._plan.max_new_tokens)
 
+    def record(self, recording: tuple[Path, int]) -> Samples:
+        """As `sample`, from an empty cache, with a dump in a folder; the number bounds a rank's bytes of values."""
+        folder, limit = recording
+        requests = {request_id(number): number for number in range(len(self._plan.prompts))}
+        command = {"op": "start_recording", "folder": str(folder), "requests": requests, "limit": limit}
+        self._worker.request(command, START_SECONDS)
+        samples = self.sample()
+        self._worker.request({"op": "stop_recording"}, SAMPLE_SECONDS)
+        return samples
+
+    def flush_cache(self) -> None:
+        """Empty the prefix cache of an idle engine."""
+        self._worker.request({"op": "flush_cache"}, START_SECONDS)
+
     def run(self, recording: tuple[Path, int] | None = None) -> Rollout:
         """Start the engine, read its receipts and sample every prompt of the plan in one call.
 
@@ -75,16 +89,8 @@ class RolloutEngine:
         started = time.monotonic()
         receipts = self.start()
         up = time.monotonic()
-        if recording is not None:
-            self._worker.request(self._recording_command(*recording), START_SECONDS)
-        samples = self.sample()
-        if recording is not None:
-            self._worker.request({"op": "stop_recording"}, SAMPLE_SECONDS)
+        samples = self.sample() if recording is None else self.record(recording)
         return Rollout(samples, receipts, start_seconds=up - started, sample_seconds=time.monotonic() - up)
-
-    def _recording_command(self, folder: Path, limit: int) -> dict[str, Any]:
-        requests = {request_id(number): number for number in range(len(self._plan.prompts))}
-        return {"op": "start_recording", "folder": str(folder), "requests": requests, "limit": limit}
 
 
 def request_id(number: int) -> str:

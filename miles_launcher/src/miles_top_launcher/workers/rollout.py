@@ -43,10 +43,15 @@ class EngineHost:
             "weight_versions": [str(output["meta_info"]["weight_version"]) for output in outputs],
         }
 
+    def flush_cache(self, command: Mapping[str, Any]) -> dict[str, Any]:
+        """Empty the prefix cache; an engine that is not idle does not."""
+        if not self._engine.flush_cache().success:
+            raise RuntimeError("the engine did not flush its cache; it is not idle")
+        return {}
+
     def start_recording(self, command: Mapping[str, Any]) -> dict[str, Any]:
         """Have every rank write what it computes into a folder, from an empty cache: a cached row is not computed."""
-        if not self._engine.flush_cache().success:
-            raise RuntimeError("the engine did not flush its cache; a recording starts on an idle engine")
+        self.flush_cache(command)
         self._engine.collective_rpc(
             "start_recording", folder=command["folder"], requests=command["requests"], limit=command["limit"]
         )
@@ -83,6 +88,7 @@ def host_engine(host: EngineHost) -> None:
             "start": host.start,
             "receipts": host.receipts,
             "sample": host.sample,
+            "flush_cache": host.flush_cache,
             "start_recording": host.start_recording,
             "stop_recording": host.stop_recording,
         },
