@@ -2,7 +2,7 @@
 
     .venv/bin/python benchmarks/diff_cost.py [--prompts 34] [--max-new-tokens 64] [--repeat 3]
 
-Prints one table; the ratio is recorded over plain, of the medians. Starting the engines is left out: both cost it alike.
+Prints one table; the ratio is recorded over plain, of the medians. Starting the engines is left out.
 """
 
 from __future__ import annotations
