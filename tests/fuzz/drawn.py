@@ -35,7 +35,20 @@ TOKENS = (
 
 def odd_values() -> st.SearchStrategy[Any]:
     """A JSON value of any type, as `json.loads` gives it: NaN and infinities are among them."""
-    plain = st.one_of(
+    nested = st.recursive(
+        scalars(),
+        lambda inner: st.one_of(
+            st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=5), inner, max_size=3), st.just(_deep(60))
+        ),
+        max_leaves=6,
+    )
+    # nesting alone would crowd out the plain values, which most fields hold
+    return st.one_of(scalars(), scalars(), nested)
+
+
+def scalars() -> st.SearchStrategy[Any]:
+    """A JSON value that holds no other."""
+    return st.one_of(
         st.none(),
         st.booleans(),
         st.sampled_from(ODD_NUMBERS),
@@ -44,13 +57,6 @@ def odd_values() -> st.SearchStrategy[Any]:
         st.integers(),
         st.floats(),
         st.text(max_size=8),
-    )
-    return st.recursive(
-        plain,
-        lambda inner: st.one_of(
-            st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=5), inner, max_size=3), st.just(_deep(60))
-        ),
-        max_leaves=6,
     )
 
 

@@ -1,6 +1,7 @@
 """How many examples a fuzz test draws, how long one may take, and what a refusal looks like.
 
-In the tests the examples are few and always the same. `make fuzz` sets FUZZ_EXAMPLES, and draws others each time.
+In the tests the examples are few and always the same. `make fuzz` sets FUZZ_TIMES: that many times as many, and others
+each time.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from hypothesis import HealthCheck, settings
 
 from miles_top_launcher._contract.schema.errors import Refusal
 
-FUZZ_EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "0"))
+FUZZ_TIMES = int(os.environ.get("FUZZ_TIMES", "0"))
 #: Far above what any of the inputs needs, on a busy machine too.
 EXAMPLE_SECONDS = 10.0
 
@@ -31,10 +32,10 @@ class Hang(BaseException):
 
 
 def fuzzed(examples: int) -> Callable[[Test], Test]:
-    """Settings of a fuzz test that draws `examples` in the tests, and FUZZ_EXAMPLES in `make fuzz`."""
+    """Settings of a fuzz test that draws `examples` in the tests, and FUZZ_TIMES as many in `make fuzz`."""
     return settings(
-        max_examples=FUZZ_EXAMPLES or examples,
-        derandomize=not FUZZ_EXAMPLES,
+        max_examples=examples * (FUZZ_TIMES or 1),
+        derandomize=not FUZZ_TIMES,
         database=None,
         deadline=timedelta(seconds=EXAMPLE_SECONDS),
         print_blob=True,
@@ -47,7 +48,10 @@ def fuzzed(examples: int) -> Callable[[Test], Test]:
 def within(seconds: float = EXAMPLE_SECONDS) -> Iterator[None]:
     """Raise Hang out of the body when it takes longer: a deadline that is looked at afterwards never comes then."""
 
+    rung: list[int] = []
+
     def ring(number: int, frame: FrameType | None) -> NoReturn:
+        rung.append(number)
         raise Hang(f"no answer within {seconds:g} s")
 
     # pytest's own timeout uses the same timer
@@ -58,6 +62,9 @@ def within(seconds: float = EXAMPLE_SECONDS) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, left)
         signal.signal(signal.SIGALRM, handler)
+    # one that rang inside a finaliser was only printed
+    if rung:
+        raise Hang(f"no answer within {seconds:g} s")
 
 
 def refused_or(call: Callable[[], Any]) -> Any:

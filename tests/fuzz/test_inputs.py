@@ -128,7 +128,7 @@ def test_a_prompt_file_is_taken_or_refused(what: str | bytes, tmp_path: Path) ->
 def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a word tokenizer whose chat template wants two fields."""
     from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     backend = Tokenizer(models.WordLevel({"hello": 3, "user": 5, "?": 0}, unk_token="?"))
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -136,6 +136,8 @@ def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer.chat_template = "{% for turn in messages %}{{ turn.role }} {{ turn.content }}{% endfor %}"
     folder = tmp_path_factory.mktemp("tokenizer")
     tokenizer.save_pretrained(folder)
+    # the first one imports most of transformers, which is no example's time
+    AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
     return folder
 
 

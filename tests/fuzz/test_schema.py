@@ -22,7 +22,7 @@ from miles_top_launcher._contract.schema.registry import load_contract
 from miles_top_launcher._contract.schema.temperature import check_temperature
 from miles_top_launcher.receipts import check_handshake, read_receipts
 from miles_top_launcher.tiny import TinyModel
-from tests.fuzz.drawn import changed_json, json_bytes, json_files, odd_values
+from tests.fuzz.drawn import changed_json, json_bytes, json_files, odd_values, scalars
 from tests.fuzz.examples import fuzzed, refused_or
 from tests.fuzz.files import ODD_FILES, file_or_odd, put
 from tests.launcher.examples import CONTRACT, receipt
@@ -58,7 +58,7 @@ def other_segments(draw: st.DrawFn) -> bytes:
 def other_rules(draw: st.DrawFn) -> bytes:
     """A rule that allows something else."""
     value = json.loads(json_bytes(VALID))
-    value["profile"]["config_rules"][draw(st.integers(0, 3))]["allowed"] = [draw(odd_values())]
+    value["profile"]["config_rules"][draw(st.integers(0, 3))]["allowed"] = [draw(scalars())]
     return json_bytes(value)
 
 

@@ -17,7 +17,8 @@ DTypeName = Literal["bfloat16", "float32"]
 class Frozen(BaseModel):
     """Base of every object that crosses a boundary: immutable, no unknown field, no coercion."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    # NaN and infinities are no JSON, so nothing that holds one could be digested or sent on
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     @model_validator(mode="before")
     @classmethod
