@@ -13,6 +13,7 @@ from sglang.srt.plugins.hook_registry import HookType
 
 from . import requests
 from ._contract.schema.errors import OptionRefused, ReceiptMismatch
+from ._contract.schema.receipt import INCOMPLETE_WEIGHTS
 from .flag import FLAG_HOOKS, contract_name
 from .hooks import Hook
 from .stopping import stop
@@ -100,7 +101,8 @@ async def _internal_state(original: Callable[..., Awaitable[list[dict[str, Any]]
         info: dict[str, Any] = getattr(self, _INFO)
         info[INFO_KEY] = states[0].pop(INFO_KEY) | {"frontend_hooks": _shown_hooks()}
         for receipt in info[INFO_KEY]["receipts"]:
-            receipt["weight_version"] = self.config_value("weight_version")  # as it stands beside each response
+            if receipt["weight_version"] != INCOMPLETE_WEIGHTS:
+                receipt["weight_version"] = self.config_value("weight_version")  # as it stands beside each response
     return states
 
 
