@@ -57,7 +57,8 @@ class LaunchPlan:
     """A checked run: which models, which layouts, which prompts. Only this object travels on.
 
     `tiny` are the models still to be written into the folders of `models` (none for a person's own folder).
-    `temperature` 0 is greedy; a request's seed is `seed` plus its index.
+    `temperature` 0 is greedy; a request's seed is `seed` plus its index. `kv_pool` is how many tokens the rollout's
+    cache holds; None holds the whole batch where that is cheap.
     """
 
     contract: TrueOnPolicyContract
@@ -72,6 +73,7 @@ class LaunchPlan:
     temperature: float
     seed: int
     report: Path | None
+    kv_pool: int | None = None
 
     @property
     def scoring_temperature(self) -> float:
