@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from ._contract.schema.contract import TrueOnPolicyContract
 from ._contract.schema.layout import CpLayout, Layout, RolloutLayout, TrainLayout, check_layout
@@ -57,8 +58,8 @@ class LaunchPlan:
     """A checked run: which models, which layouts, which prompts. Only this object travels on.
 
     `tiny` are the models still to be written into the folders of `models` (none for a person's own folder).
-    `temperature` 0 is greedy; a request's seed is `seed` plus its index. `kv_pool` is how many tokens the rollout's
-    cache holds; None holds the whole batch where that is cheap.
+    `temperature` 0 is greedy; a request's seed is `seed` plus its index. `rollout_options` are further
+    `sglang.Engine` keywords, which win over those that a run chooses by itself.
     """
 
     contract: TrueOnPolicyContract
@@ -73,7 +74,7 @@ class LaunchPlan:
     temperature: float
     seed: int
     report: Path | None
-    kv_pool: int | None = None
+    rollout_options: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def scoring_temperature(self) -> float:

@@ -158,7 +158,8 @@ def run_settings(plan: LaunchPlan, model: ModelFolder, tp: int) -> dict[str, Any
         "skip_tokenizer_init": True,
         "disable_cuda_graph": True,
         "mem_fraction_static": 0.2,
-        "max_total_tokens": plan.kv_pool or max(min(sum(requests), LARGEST_KV_POOL), max(requests)) + KV_SLACK,
+        "max_total_tokens": max(min(sum(requests), LARGEST_KV_POOL), max(requests)) + KV_SLACK,
         "random_seed": plan.seed,
         "log_level": "warning",
+        **plan.rollout_options,
     }

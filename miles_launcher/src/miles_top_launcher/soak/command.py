@@ -16,8 +16,8 @@ from .resources import MIB
 #: By these a file is known as a report of this command.
 REPORT_KEYS = frozenset({"verdict", "rounds", "memory_mib", "handles"})
 MOST_ROUNDS = 1_000_000
-# More than one batch's longest requests need, and less than all of them together: some are retracted.
-KV_POOL = 1400
+# More than the longest request needs, and far less than a batch: admitted boldly, some requests are retracted.
+ROLLOUT_OPTIONS = {"max_total_tokens": 1536, "schedule_conservativeness": 0.05}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ def run_soak(request: SoakRequest) -> int:
     def soak(workspace: Path, say: Say) -> int:
         if not 1 <= request.rounds <= MOST_ROUNDS:
             raise BadInput(f"--rounds {request.rounds}: must be 1 to {MOST_ROUNDS}")
-        plan = replace(make_plan(request.run, workspace), kv_pool=KV_POOL)
+        plan = replace(make_plan(request.run, workspace), rollout_options=ROLLOUT_OPTIONS)
         from .run import soak as run
 
         found = run(plan, workspace, request.rounds, request.update, say)

@@ -9,7 +9,7 @@ from ..samples import Batch
 LONGEST_PROMPT = 600
 TEMPERATURES = (0.0, 0.7, 1.0, 1.3)
 # Long enough that its requests are in flight when the others have gone, and an abort hits them.
-ABORTED_TOKENS = 400
+ABORTED_TOKENS = 300
 
 
 def draw_batch(seed: int, number: int, vocab_size: int, requests: int) -> Batch:
@@ -31,7 +31,7 @@ def draw_batch(seed: int, number: int, vocab_size: int, requests: int) -> Batch:
         else:
             prompts.append(tokens(rng.choice((1, 2, rng.randint(3, 60), rng.randint(61, LONGEST_PROMPT)))))
     aborted = tuple(sorted(rng.sample(range(requests), 2)))
-    lengths = [rng.choice((1, 2, rng.randint(3, 120), rng.randint(3, 120))) for _ in range(requests)]
+    lengths = [rng.choice((1, 2, rng.randint(3, 60), rng.randint(3, 60))) for _ in range(requests)]
     for index in aborted:
         lengths[index] = ABORTED_TOKENS
     return Batch(
@@ -41,5 +41,5 @@ def draw_batch(seed: int, number: int, vocab_size: int, requests: int) -> Batch:
         temperature=rng.choice(TEMPERATURES),
         request_ids=tuple(f"round-{number:05d}-request-{index:05d}" for index in range(requests)),
         aborted=aborted,
-        abort_after=rng.uniform(0.05, 1.0),
+        abort_after=rng.uniform(0.05, 0.6),
     )
