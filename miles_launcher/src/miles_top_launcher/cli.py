@@ -220,3 +220,22 @@ def soak(
         model=model, rollout_tp=rollout_tp, train_tp=train_tp, pp=pp, cp=cp, dp=dp, seed=seed, max_new_tokens=400
     )
     return run_soak(SoakRequest(run=run, rounds=rounds, update=update, json=json))
+
+
+@app.command()
+def doctor(
+    contract: Annotated[
+        str | None, typer.Option(help="Contract; the built-in one when not given.", metavar="NAME")
+    ] = None,
+    device: Annotated[
+        Literal["cpu", "cuda"] | None, typer.Option(help="Where to run; what the machine has when not given.")
+    ] = None,
+    json: Annotated[Path | None, typer.Option("--json", help="Write the checks there.", metavar="OUT")] = None,
+) -> int:
+    """Check the machine and every installed part against the contract, one line each, and say what mends it.
+
+    Exit code 0: nothing is red. 1: something is. 2: refused or bad input.
+    """
+    from .doctor.command import DoctorRequest, run_doctor
+
+    return run_doctor(DoctorRequest(contract=contract, device=device, json=json))
