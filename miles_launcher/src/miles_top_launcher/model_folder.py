@@ -48,7 +48,11 @@ def check_shape_for(config: dict[str, Any], contract: TrueOnPolicyContract, devi
 
 def read_folder(path: Path) -> dict[str, Any]:
     """`config.json` of a model folder. Raises BadInput or UnsupportedModel when there is none."""
-    if not path.is_dir():
+    try:
+        there = path.is_dir()
+    except OSError as error:
+        raise BadInput(f"--model {path}: can't be read: {one_line(error)}") from None
+    if not there:
         raise BadInput(f"--model {path}: no such folder; give a Hugging Face model folder, or `tiny`")
     return read_config(path)
 
@@ -84,6 +88,9 @@ def check_weights(path: Path, shape: ModelShape) -> None:
 def _header(file: Path) -> dict[str, dict[str, Any]]:
     """Tensor name -> its `dtype`, `shape` and `data_offsets`."""
     try:
+        # a named pipe would wait for a writer for ever
+        if file.exists() and not file.is_file():
+            raise ValueError("is no regular file")
         with file.open("rb") as source:
             (size,) = struct.unpack("<Q", source.read(8))
             room = file.stat().st_size - 8 - size

@@ -19,11 +19,11 @@ def clear_report(path: Path, keys: Set[str]) -> None:
     Raises BadInput, and touches nothing, if the path can't be written or holds anything but a JSON object with `keys`,
     by which this command's reports are known.
     """
-    if path.is_dir():
-        raise BadInput(f"--json {path}: is a folder; give a file")
-    if (path.is_symlink() or path.exists()) and (not path.is_file() or not _is_report(path, keys)):
-        raise BadInput(f"--json {path}: exists and is no report of this command; give another file, or remove it")
     try:
+        if path.is_dir():
+            raise BadInput(f"--json {path}: is a folder; give a file")
+        if (path.is_symlink() or path.exists()) and (not path.is_file() or not _is_report(path, keys)):
+            raise BadInput(f"--json {path}: exists and is no report of this command; give another file, or remove it")
         descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         os.close(descriptor)
         Path(name).unlink()
