@@ -166,6 +166,9 @@ def _layouts(request: VerifyRequest) -> tuple[Layout, ...]:
             )
         return matrix_layouts(request.matrix, request.cp_layout)
     one = {flag: 1 if value is None else value for flag, value in sizes.items()}
+    for flag, value in one.items():
+        if abs(value) > MAX_RANKS:
+            raise BadInput(f"{flag} {value}: more processes than the {MAX_RANKS} that one machine is asked for")
     train = TrainLayout(
         tp=one["--train-tp"], pp=one["--pp"], cp=one["--cp"], dp=one["--dp"], cp_layout=request.cp_layout
     )
