@@ -78,10 +78,9 @@ class EngineHost:
             if not success:
                 raise RuntimeError(message)
         for file in files:
-            last = file == files[-1]
             payload = self._engine._serialize_tensors_per_rank(list(load_file(file).items()), None)
             update = UpdateWeightsFromTensorReqInput(
-                serialized_named_tensors=payload, flush_cache=last, weight_version=version if last else None
+                serialized_named_tensors=payload, flush_cache=file == files[-1], weight_version=version
             )
             success, message = loop.run_until_complete(manager.update_weights_from_tensor(update, None))
             if not success:
