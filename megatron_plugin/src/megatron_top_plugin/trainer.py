@@ -32,6 +32,7 @@ from .receipts import gather_receipts
 from .recording import TrainerRecording
 from .scoring import score
 from .training import OptimizerSettings, StepResult, Training
+from .weights.export import Take, export_weights
 from .weights.load import load_hf_weights
 from .weights.save import save_hf_weights
 
@@ -219,6 +220,21 @@ class Trainer:
             pp_size=self._layout.pp,
             is_writer=self._ranks.tp == self._ranks.cp == self._ranks.dp == 0,
             source=self._model_dir,
+        )
+
+    def export(self, take: Take, bucket_bytes: int = 2**30) -> None:
+        """Hands the current weights to ``take`` on global rank 0, as whole Hugging Face tensors, bucket by bucket.
+
+        What is handed over are the parameters in the model's type, after the optimiser's step. Together the buckets
+        hold every tensor once, and none is larger than ``bucket_bytes`` unless one tensor is.
+        """
+        export_weights(
+            self._model,
+            self._numerics.shape,
+            tp_group=mpu.get_tensor_model_parallel_group(),
+            is_writer=self._ranks.tp == self._ranks.cp == self._ranks.dp == 0,
+            bucket_bytes=bucket_bytes,
+            take=take,
         )
 
     def receipts(self) -> list[Receipt]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -15,7 +16,8 @@ from .model_folder import ModelFolder
 from .plan import WEIGHT_VERSION, LaunchPlan
 from .processes import Worker
 from .receipts import read_receipts
-from .samples import Samples, read_samples
+from .samples import Batch, BatchSamples, Samples, read_batch, read_samples
+from .weight_update import WeightTransfer
 
 # An engine's start is imports and, once on a machine, compiling: minutes on a slow machine, never this long.
 START_SECONDS = 1200.0
@@ -66,6 +68,25 @@ class RolloutEngine:
         """Sample every prompt of the plan in one call."""
         reply = self._worker.request(sample_command(self._plan), SAMPLE_SECONDS)
         return read_samples(self.name, reply, self._plan.prompts, self._plan.max_new_tokens)
+
+    def sample_batch(self, batch: Batch) -> BatchSamples:
+        """Sample a batch in one call, aborting the requests that it says."""
+        return read_batch(self.name, self._worker.request(batch.command(), SAMPLE_SECONDS), batch)
+
+    def update(self, transfer: WeightTransfer, files: Sequence[str], weight_version: str) -> None:
+        """Give the engine the weights that the trainer exported; it takes all of them or refuses to serve."""
+        command = {
+            "op": "update",
+            "files": list(files),
+            "folder": str(transfer.folder),
+            "weight_version": weight_version,
+        }
+        self._worker.request(command, SAMPLE_SECONDS)
+
+    @property
+    def process_group(self) -> int:
+        """The id of the process group that holds the engine and all its processes."""
+        return self._worker.process.pid
 
     def record(self, recording: tuple[Path, int]) -> Samples:
         """As `sample`, from an empty cache, with a dump in a folder; the number bounds a rank's bytes of values."""
@@ -140,4 +161,5 @@ def run_settings(plan: LaunchPlan, model: ModelFolder, tp: int) -> dict[str, Any
         "max_total_tokens": max(min(sum(requests), LARGEST_KV_POOL), max(requests)) + KV_SLACK,
         "random_seed": plan.seed,
         "log_level": "warning",
+        **plan.rollout_options,
     }

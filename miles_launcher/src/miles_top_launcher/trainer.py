@@ -18,6 +18,7 @@ from .plan import WEIGHT_VERSION, LaunchPlan
 from .problems import WorkerFailed
 from .processes import Worker, request_all, stop_all
 from .receipts import read_receipts
+from .weight_update import WeightTransfer
 from .workers.exact import decode_fp32
 
 # `import megatron.core` takes 20 s cold, times the ranks that share two cores.
@@ -36,6 +37,14 @@ class Scored:
     seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One optimiser step: the loss, and the norm of the gradient."""
+
+    loss: float
+    grad_norm: float
+
+
 class TrainerPool:
     """`ranks` trainer processes over gloo; a layout uses the first `world_size` of them, the others wait."""
 
@@ -44,6 +53,8 @@ class TrainerPool:
         self._folder = folder
         self._builds = 0
         self._active: list[Worker] = []
+        self._name = "trainer"
+        self.receipts: tuple[Receipt, ...] = ()
         self._workers: list[Worker] = []
         for rank in range(ranks):
             self._workers.append(
@@ -65,8 +76,13 @@ class TrainerPool:
         """Import megatron-core and the plugin in every rank."""
         request_all(self._workers, [{"op": "start"}] * len(self._workers), START_SECONDS)
 
-    def build(self, model: ModelFolder, train: TrainLayout) -> tuple[Receipt, ...]:
-        """Build `model` in the layout from its Hugging Face folder; returns the receipts of all its ranks."""
+    def build(
+        self, model: ModelFolder, train: TrainLayout, optimizer: dict[str, Any] | None = None
+    ) -> tuple[Receipt, ...]:
+        """Build `model` in the layout from its Hugging Face folder; returns the receipts of all its ranks.
+
+        `optimizer` are the fields of the trainer's `OptimizerSettings`, for a model that is to be trained.
+        """
         self._builds += 1
         self._active = self._workers[: train.world_size]
         command = {
@@ -78,29 +94,47 @@ class TrainerPool:
             "weight_version": WEIGHT_VERSION,
             "rendezvous": str(self._folder / f"rendezvous-{self._builds}"),
             "world_size": train.world_size,
+            "optimizer": optimizer,
         }
+        self._name = f"trainer {train_name(train)} of {model.name}"
         replies = self._ask([command | {"rank": rank} for rank in range(train.world_size)], BUILD_SECONDS)
+        return self._read(replies)
+
+    def _read(self, replies: Sequence[dict[str, Any]]) -> tuple[Receipt, ...]:
         for rank, reply in enumerate(replies):
             if reply["receipts"] != replies[0]["receipts"]:
-                raise WorkerFailed(f"trainer rank {rank} shows other receipts than rank 0 in {train_name(train)}")
-        return read_receipts(f"trainer {train_name(train)} of {model.name}", replies[0]["receipts"])
+                raise WorkerFailed(f"rank {rank} of {self._name} shows other receipts than rank 0")
+        self.receipts = read_receipts(self._name, replies[0]["receipts"])
+        return self.receipts
+
+    @property
+    def weight_version(self) -> str:
+        """What the trainer called its weights when it showed its receipts last."""
+        return self.receipts[0].weight_version
+
+    @property
+    def process_groups(self) -> tuple[int, ...]:
+        """The process group of each rank."""
+        return tuple(worker.process.pid for worker in self._workers)
 
     def score(
         self,
         prompts: Sequence[Sequence[int]],
         responses: Sequence[Sequence[int]],
         recording: tuple[Path, int] | None = None,
+        temperature: float | None = None,
     ) -> Scored:
         """Log-probs of the responses in the built layout; every rank must hold the same gathered bits.
 
-        `recording` names a folder for a dump, and the bytes of values that a rank may keep in it.
+        `recording` names a folder for a dump, and the bytes of values that a rank may keep in it. `temperature` is the
+        plan's when none is given.
         """
         started = time.monotonic()
         command: dict[str, Any] = {
             "op": "score",
             "prompts": [list(prompt) for prompt in prompts],
             "responses": [list(response) for response in responses],
-            "temperature": self._plan.scoring_temperature,
+            "temperature": self._plan.scoring_temperature if temperature is None else temperature,
             "micro_batch_tokens": MICRO_BATCH_TOKENS,
         }
         if recording is not None:
@@ -111,6 +145,39 @@ class TrainerPool:
                 raise WorkerFailed(f"trainer rank {rank} gathered other log-probs than rank 0")
         rows = tuple(tuple(decode_fp32(text)) for text in replies[0]["logprobs"])
         return Scored(rows, time.monotonic() - started)
+
+    def step(
+        self,
+        prompts: Sequence[Sequence[int]],
+        responses: Sequence[Sequence[int]],
+        temperature: float,
+        weights: Sequence[Sequence[float]],
+        weight_version: str,
+    ) -> Step:
+        """One optimiser step on the responses, a weight (an advantage) a token; the weights then have a new version."""
+        command = {
+            "op": "step",
+            "prompts": [list(prompt) for prompt in prompts],
+            "responses": [list(response) for response in responses],
+            "temperature": temperature,
+            "weights": [list(row) for row in weights],
+            "micro_batch_tokens": MICRO_BATCH_TOKENS,
+            "weight_version": weight_version,
+        }
+        replies = self._ask([command] * len(self._active), SCORE_SECONDS)
+        self._read(replies)
+        return Step(float(replies[0]["loss"]), float(replies[0]["grad_norm"]))
+
+    def export(self, transfer: WeightTransfer) -> list[str]:
+        """Write the weights for the rollout engine into the transfer's folder; returns the files, none for a model
+        folder."""
+        command = {
+            "op": "export",
+            "way": transfer.way,
+            "folder": str(transfer.folder),
+            "bucket_bytes": transfer.bucket_bytes,
+        }
+        return list(self._ask([command] * len(self._active), SCORE_SECONDS)[0]["files"])
 
     def close(self) -> None:
         """Tear the layout down; the processes stay for the next one."""

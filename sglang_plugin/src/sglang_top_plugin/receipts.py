@@ -12,12 +12,13 @@ from sglang.srt.distributed import get_tp_group
 from ._contract.kernels.rope_table import rope_digest
 from ._contract.schema.digest import check_vendored, contract_digest, kernels_digest, schema_digest
 from ._contract.schema.errors import ReceiptMismatch
-from ._contract.schema.receipt import Receipt
+from ._contract.schema.receipt import INCOMPLETE_WEIGHTS, Receipt
 from ._contract.schema.versions import installed_versions
 from ._contract.schema.weights import weights_digest
 from .active import active
 from .flag import FLAG_HOOKS
 from .hooks import Hook
+from .updates import incomplete
 from .weights import gathered_digests
 
 _shown: dict[str, Any] | None = None
@@ -95,7 +96,7 @@ def _receipt(model_runner: Any, hooks: Iterable[Hook]) -> Receipt:
         rope_digest=_rope_digest(model),
         weights=tensors,
         weights_digest=weights_digest(tensors),
-        weight_version=model_runner.server_args.weight_version,
+        weight_version=model_runner.server_args.weight_version if incomplete() is None else INCOMPLETE_WEIGHTS,
     )
 
 

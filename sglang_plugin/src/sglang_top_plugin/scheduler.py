@@ -5,10 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+from sglang.srt.constants import GPU_MEMORY_TYPE_WEIGHTS
+from sglang.srt.managers.io_struct import (
+    CheckWeightsReqInput,
+    UpdateWeightFromDiskReqInput,
+    UpdateWeightsFromDistributedReqInput,
+    UpdateWeightsFromIPCReqInput,
+    UpdateWeightsFromTensorReqInput,
+)
 from sglang.srt.plugins.hook_registry import HookType
 
-from . import receipts, requests
+from . import receipts, requests, updates
 from ._contract.schema.errors import Refusal
+from ._contract.schema.receipt import INCOMPLETE_WEIGHTS
 from .active import active
 from .hooks import Hook
 from .stopping import loud
@@ -16,6 +26,12 @@ from .stopping import loud
 #: Whether the cache may hold keys and values of weights before the last update.
 _old_cache = False
 _HELD = "true_on_policy_held"
+_UPDATES = (
+    UpdateWeightFromDiskReqInput,
+    UpdateWeightsFromTensorReqInput,
+    UpdateWeightsFromDistributedReqInput,
+    UpdateWeightsFromIPCReqInput,
+)
 
 
 def _init_info(result: dict[str, Any], self: Any) -> dict[str, Any]:
@@ -32,22 +48,42 @@ def _internal_state(result: Any, self: Any, recv_req: Any) -> Any:
     return result
 
 
-def _updated(result: Any, self: Any, recv_req: Any) -> Any:
-    """After any road by which weights change, whether or not it succeeded."""
+def _updated(original: Callable[..., Any], self: Any, recv_req: Any) -> Any:
+    """Around any road by which weights change, whether or not it succeeds; a refused update has written nothing."""
     global _old_cache
+    updates.begin_call(recv_req.weight_version)
+    result = original(self, recv_req)
+    if not updates.take_written():
+        return result
     receipts.forget()
     # An update in buckets flushes with its last one; a failed update may have changed some weights and flushes nothing.
-    if not getattr(recv_req, "flush_cache", True) or not getattr(result, "success", True):
+    if not recv_req.flush_cache or not result.success:
         _old_cache = True
-    return result
+    mixture = updates.incomplete()
+    if mixture is None or not result.success:
+        return result
+    if recv_req.flush_cache:
+        # It was the update's last call; what arrives later belongs to another one.
+        updates.spoil()
+    return msgspec.structs.replace(result, success=not recv_req.flush_cache, message=f"{INCOMPLETE_WEIGHTS}: {mixture}")
 
 
 def _checked(result: Any, self: Any, recv_req: Any) -> Any:
     """The weight checker also writes: ``reset_tensors`` fills every weight with noise and flushes nothing."""
     global _old_cache
     if recv_req.action == "reset_tensors":
+        updates.spoil()
         receipts.forget()
         _old_cache = True
+    return result
+
+
+def _resumed(result: Any, self: Any, recv_req: Any) -> Any:
+    """Released weights come back undefined, unless the engine keeps a copy of them on the CPU."""
+    if not recv_req.tags or GPU_MEMORY_TYPE_WEIGHTS in recv_req.tags:
+        if not self.tp_worker.model_runner.server_args.enable_weights_cpu_backup:
+            updates.spoil()
+        receipts.forget()
     return result
 
 
@@ -61,12 +97,19 @@ def _hold_updates(original: Callable[..., None], self: Any, recv_reqs: list[Any]
     held: list[Any] = self.__dict__.setdefault(_HELD, [])
     pending = [*held, *(recv_reqs or ())]
     held.clear()
-    first = next((i for i, request in enumerate(pending) if getattr(request, "flush_cache", None) is True), None)
+    first = next((i for i, request in enumerate(pending) if _changes_weights(request)), None)
     if first is None or self.is_fully_idle():
         original(self, pending)
         return
     held.extend(pending[first:])
     original(self, pending[:first])
+
+
+def _changes_weights(request: Any) -> bool:
+    """Also a bucket that does not flush: loaded under a running batch, it would change the weights in mid-response."""
+    return isinstance(request, _UPDATES) or (
+        isinstance(request, CheckWeightsReqInput) and request.action == "reset_tensors"
+    )
 
 
 def _no_batch_invariant_mode(original: Callable[..., None], self: Any) -> None:
@@ -97,6 +140,8 @@ def _guard(original: Callable[..., None], self: Any, recv_req: Any) -> None:
     line: str | None
     if recv_req.sampling_params.sampling_seed is None:
         line = "the request reached the scheduler unchecked and without a seed; send it through this engine's frontend"
+    elif (mixture := updates.incomplete()) is not None:
+        line = mixture
     elif _old_cache:
         line = "the cache holds keys of older weights; flush it, or give flush_cache=True with the last weight update"
     else:
@@ -152,16 +197,21 @@ SCHEDULER_HOOKS = (
         Hook(
             f"{_UPDATER}.{name}",
             _updated,
-            HookType.AFTER,
-            "weights changed: receipts are stale, and the cache is unless it was flushed",
+            HookType.AROUND,
+            "weights change: receipts are stale, the cache is unless it was flushed, and a part is no success",
         )
         for name in (
             "update_weights_from_disk",
             "update_weights_from_tensor",
             "update_weights_from_distributed",
             "update_weights_from_ipc",
-            "resume_memory_occupation",
         )
+    ),
+    Hook(
+        f"{_UPDATER}.resume_memory_occupation",
+        _resumed,
+        HookType.AFTER,
+        "released weights come back undefined: not served until a whole update has arrived",
     ),
     Hook(
         f"{_UPDATER}.check_weights",
@@ -169,6 +219,7 @@ SCHEDULER_HOOKS = (
         HookType.AFTER,
         "its action reset_tensors overwrites the weights: receipts and cache are stale",
     ),
+    *updates.UPDATE_HOOKS,
     Hook(
         "sglang.srt.model_executor.model_runner.ModelRunner.maybe_enable_batch_invariant_mode",
         _no_batch_invariant_mode,

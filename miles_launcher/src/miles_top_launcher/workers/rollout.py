@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 from collections.abc import Mapping
 from typing import Any
 
@@ -31,17 +32,60 @@ class EngineHost:
 
     def sample(self, command: Mapping[str, Any]) -> dict[str, Any]:
         """Sample all prompts in one call: token ids, the log-probs of decode, weight versions."""
-        outputs = self._engine.generate(
+        outputs = self._engine.loop.run_until_complete(self._outputs(command))
+        return {
+            "responses": [list(output["output_ids"]) for output in outputs],
+            "logprobs": [encode_fp32(_decode_logprobs(output)) for output in outputs],
+            "weight_versions": [str(output["meta_info"]["weight_version"]) for output in outputs],
+            "finish_reasons": [_finish_reason(output) for output in outputs],
+            "retractions": [output["meta_info"].get("num_retractions", 0) for output in outputs],
+            "cached_tokens": [output["meta_info"].get("cached_tokens", 0) for output in outputs],
+        }
+
+    async def _outputs(self, command: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+        """All outputs of one call, some of whose requests are aborted a while after it began."""
+
+        async def abort() -> None:
+            await asyncio.sleep(command["abort_after"])
+            for request_id in command["abort"]:
+                self._engine.tokenizer_manager.abort_request(rid=request_id)
+
+        aborting = asyncio.ensure_future(abort()) if command.get("abort") else None
+        outputs: list[Mapping[str, Any]] = await self._engine.async_generate(
             input_ids=command["prompts"],
             sampling_params=command["sampling_params"],
             return_logprob=True,
             rid=command.get("request_ids"),
         )
-        return {
-            "responses": [list(output["output_ids"]) for output in outputs],
-            "logprobs": [encode_fp32(_decode_logprobs(output)) for output in outputs],
-            "weight_versions": [str(output["meta_info"]["weight_version"]) for output in outputs],
-        }
+        if aborting is not None:
+            await aborting
+        return outputs
+
+    def update(self, command: Mapping[str, Any]) -> dict[str, Any]:
+        """Give the engine new weights, from files of whole tensors or from a model folder, under a version.
+
+        Several files are one update: the engine serves nothing between the first and the last. Raises RuntimeError
+        with the engine's reason when it takes one of them not.
+        """
+        from safetensors.torch import load_file
+        from sglang.srt.managers.io_struct import UpdateWeightFromDiskReqInput, UpdateWeightsFromTensorReqInput
+
+        manager, loop = self._engine.tokenizer_manager, self._engine.loop
+        files, version = command["files"], command["weight_version"]
+        if not files:
+            request = UpdateWeightFromDiskReqInput(model_path=command["folder"], weight_version=version)
+            success, message, *_ = loop.run_until_complete(manager.update_weights_from_disk(request, None))
+            if not success:
+                raise RuntimeError(message)
+        for file in files:
+            payload = self._engine._serialize_tensors_per_rank(list(load_file(file).items()), None)
+            update = UpdateWeightsFromTensorReqInput(
+                serialized_named_tensors=payload, flush_cache=file == files[-1], weight_version=version
+            )
+            success, message = loop.run_until_complete(manager.update_weights_from_tensor(update, None))
+            if not success:
+                raise RuntimeError(message)
+        return {}
 
     def flush_cache(self, command: Mapping[str, Any]) -> dict[str, Any]:
         """Empty the prefix cache; an engine that is not idle does not."""
@@ -68,6 +112,10 @@ class EngineHost:
             self._engine.shutdown()
 
 
+def _finish_reason(output: Mapping[str, Any]) -> str:
+    return str((output["meta_info"].get("finish_reason") or {}).get("type"))
+
+
 def _decode_logprobs(output: Mapping[str, Any]) -> list[float]:
     entries = output["meta_info"]["output_token_logprobs"]
     tokens = [entry[1] for entry in entries]
@@ -88,6 +136,7 @@ def host_engine(host: EngineHost) -> None:
             "start": host.start,
             "receipts": host.receipts,
             "sample": host.sample,
+            "update": host.update,
             "flush_cache": host.flush_cache,
             "start_recording": host.start_recording,
             "stop_recording": host.stop_recording,

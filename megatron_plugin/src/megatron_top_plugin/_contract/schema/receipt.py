@@ -30,6 +30,10 @@ _SAME_FIELDS = (
 )
 
 
+#: The weight version of an engine whose last weight update has not arrived whole.
+INCOMPLETE_WEIGHTS = "incomplete update"
+
+
 class HookReceipt(Frozen):
     """One hook on engine code: where, why, and whether the live object carries it."""
 

@@ -1,0 +1,287 @@
+"""Weight updates, all or nothing: checked before the first tensor is loaded, and refused to be served until whole.
+
+Stock SGLang loads what it is given: an unknown name is a line in the log, a wrong shape ends the process, a failed load
+from disk leaves some tensors old and some new. Here a call that names anything wrong changes nothing. From the first
+tensor that is loaded until every tensor of the model has arrived, the process holds a mixture and serves no request.
+"""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from sglang.srt.distributed import get_tp_group
+from sglang.srt.model_executor.model_runner_components.weight_updater import LocalSerializedTensor
+from sglang.srt.model_loader.weight_utils import filter_duplicate_safetensors_files
+from sglang.srt.plugins.hook_registry import HookType
+from sglang.srt.weight_sync.tensor_bucket import FlattenedTensorBucket, FlattenedTensorMetadata
+
+from ._contract.schema.errors import Refusal
+from ._contract.schema.profile import read_shape
+from ._contract.schema.receipt import INCOMPLETE_WEIGHTS
+from ._contract.schema.weights import hf_weight_names, weight_parts
+from .active import active
+from .hooks import Hook
+
+logger = logging.getLogger(__name__)
+
+_SAFETENSORS_DTYPES = ("BF16", "F32")
+
+#: Tensors that an update has not brought yet; None when the weights are whole.
+_missing: set[str] | None = None
+#: Whether weights were written since :func:`take_written` was asked last.
+_written = False
+#: The version that the update of the last call is to make; buckets of one update name one version.
+_version: str | None = None
+
+
+def incomplete() -> str | None:
+    """Why no request can be served with the weights as they stand, or None."""
+    if _missing is None:
+        return None
+    total = len(hf_weight_names(active().shape))
+    return (
+        f"the weights are a mixture: {len(_missing)} of {total} tensors of an update have not arrived, such as "
+        f"{min(_missing)}; send a whole update"
+    )
+
+
+def take_written() -> bool:
+    """Whether weights were written since this was asked last."""
+    global _written
+    written, _written = _written, False
+    return written
+
+
+def begin_call(version: str | None) -> None:
+    """A call of an update begins. One that names another version than the calls before it does not complete theirs."""
+    global _version
+    if _missing is not None and version != _version:
+        spoil()
+    _version = version
+
+
+def spoil() -> None:
+    """Every tensor holds something unknown: only a whole update makes the weights whole again."""
+    global _missing, _written
+    _missing, _written = set(hf_weight_names(active().shape)), True
+
+
+def _arrived(names: Iterable[str]) -> None:
+    global _missing
+    names = set(names)
+    if _missing is None or not names <= _missing:
+        # A tensor that comes again begins a new update: of the old one nobody knows what is still to come.
+        _missing = set(hf_weight_names(active().shape))
+    _missing -= names
+    if not _missing:
+        _missing = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Unreadable:
+    """Stands for a payload that this rank could not read, so that all ranks refuse it together."""
+
+    why: str
+
+
+def _deserialized(original: Callable[..., Any], self: Any, payloads: Sequence[Any]) -> Any:
+    if len(payloads) != active().tp_size:
+        return _Unreadable(f"{len(payloads)} payloads for {active().tp_size} ranks; give one a rank")
+    try:
+        return original(self, payloads)
+    except Exception as error:  # noqa: BLE001  (whatever it is, nothing was loaded yet)
+        return _Unreadable(f"what was sent can't be read: {type(error).__name__}: {error}")
+
+
+def _from_tensor(original: Callable[..., Any], self: Any, named_tensors: Any, load_format: str | None = None) -> Any:
+    tensors: list[tuple[str, torch.Tensor]] = []
+
+    def why_not() -> str | None:
+        if isinstance(named_tensors, _Unreadable):
+            return named_tensors.why
+        if load_format not in (None, "flattened_bucket"):
+            return f"load_format={load_format!r}: it loads past the checks; allowed: none, or 'flattened_bucket'"
+        tensors.extend(_unpacked(named_tensors, load_format, self.tp_rank))
+        return _why_not_tensors([(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors])
+
+    return _load(why_not, lambda: original(self, tensors, None), lambda: [name for name, _ in tensors])
+
+
+def _from_distributed(
+    original: Callable[..., Any],
+    self: Any,
+    names: Sequence[str],
+    dtypes: Sequence[Any],
+    shapes: Sequence[Sequence[int]],
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """A refused call does not take part in the broadcast: its sender learns from the reply, not from the group."""
+
+    def why_not() -> str | None:
+        if not len(names) == len(dtypes) == len(shapes):
+            return f"{len(names)} names, {len(dtypes)} dtypes and {len(shapes)} shapes; give one of each a tensor"
+        types = [dtype if isinstance(dtype, torch.dtype) else getattr(torch, str(dtype), None) for dtype in dtypes]
+        return _why_not_tensors(list(zip(names, types, map(tuple, shapes), strict=True)))
+
+    return _load(why_not, lambda: original(self, names, dtypes, shapes, *args, **kwargs), lambda: names)
+
+
+def _from_disk(original: Callable[..., Any], self: Any, model_path: str, *args: Any, **kwargs: Any) -> Any:
+    before = self.model_config.model_path
+    load_format = args[0] if args else kwargs.get("load_format")
+
+    def why_not() -> str | None:
+        if load_format not in (None, "auto", "safetensors"):
+            return f"load_format={load_format!r}: allowed: 'auto', 'safetensors'"
+        return _why_not_folder(model_path)
+
+    result = _load(
+        why_not,
+        lambda: original(self, model_path, *args, **kwargs),
+        lambda: hf_weight_names(active().shape),
+    )
+    if not result[0]:
+        self.model_config.model_path = before
+    return result
+
+
+def _from_ipc(original: Callable[..., Any], self: Any, recv_req: Any) -> tuple[bool, str]:
+    return False, (
+        "weight update refused: a checkpoint engine names no tensors, so nothing shows that all have arrived; update "
+        "from tensors, from disk, or distributed"
+    )
+
+
+def _load(
+    why_not: Callable[[], str | None], load: Callable[[], Any], names: Callable[[], Iterable[str]]
+) -> tuple[bool, str]:
+    """One update call on every rank alike: all refuse when one does, and all hold a mixture when one failed to load."""
+    global _written
+    try:
+        reason = why_not()
+    except Exception as error:  # noqa: BLE001  (a payload that cannot be read is a refusal, on all ranks)
+        reason = f"what was sent can't be read: {type(error).__name__}: {error}"
+    if (refused := _first_of_ranks(reason)) is not None:
+        return False, " ".join(f"weight update refused, nothing was changed: {refused}".split())
+    _written = True
+    try:
+        success, message = load()
+        failed = None if success else str(message)
+    except Exception as error:  # noqa: BLE001  (whatever it is, some weights are new and some are not)
+        logger.error("weight update: %s", traceback.format_exc())
+        failed = f"{type(error).__name__}: {error}"
+    if (failure := _first_of_ranks(failed)) is not None:
+        spoil()
+        line = (
+            f"{INCOMPLETE_WEIGHTS}: it failed half-way, and no request is served until a whole one arrives: {failure}"
+        )
+        return False, " ".join(line.split())
+    _arrived(names())
+    return True, "Success"
+
+
+def _first_of_ranks(reason: str | None) -> str | None:
+    """The first tensor-parallel rank's reason. Every rank must call it."""
+    if active().tp_size == 1:
+        return reason
+    reasons: list[str | None] = [None] * active().tp_size
+    torch.distributed.all_gather_object(reasons, reason, group=get_tp_group().cpu_group)
+    return next((f"rank {rank}: {one}" for rank, one in enumerate(reasons) if one is not None), None)
+
+
+def _unpacked(named_tensors: Any, load_format: str | None, tp_rank: int) -> list[tuple[str, torch.Tensor]]:
+    if load_format is None:
+        return [(name, t.get(tp_rank) if isinstance(t, LocalSerializedTensor) else t) for name, t in named_tensors]
+    fields = ("name", "shape", "dtype", "start_idx", "end_idx", "numel")
+    metadata = [
+        FlattenedTensorMetadata(**{field: getattr(entry, field) for field in fields})
+        for entry in named_tensors["metadata"]
+    ]
+    bucket = FlattenedTensorBucket(flattened_tensor=named_tensors["flattened_tensor"], metadata=metadata)
+    return list(bucket.reconstruct_tensors())
+
+
+def _why_not_tensors(given: Sequence[tuple[str, Any, tuple[int, ...]]]) -> str | None:
+    """What is wrong with (name, dtype, shape) of whole Hugging Face tensors, or None."""
+    run = active()
+    known = set(hf_weight_names(run.shape))
+    seen: set[str] = set()
+    if not given:
+        return "no tensor was given"
+    for name, dtype, shape in given:
+        if name not in known:
+            tied = " (this model is tied: leave its head out)" if name == "lm_head.weight" else ""
+            return f"tensor {name!r} is none of the model's{tied}"
+        if name in seen:
+            return f"tensor {name} is given twice"
+        seen.add(name)
+        expected = tuple(weight_parts(name, run.shape).shape)
+        if shape != expected or dtype != run.dtype:
+            return f"tensor {name} is {dtype} {list(shape)}, the model holds {run.dtype} {list(expected)}"
+    return None
+
+
+def _why_not_folder(model_path: str) -> str | None:
+    """What is wrong with a folder of this model's weights, by its config and its files' headers, or None."""
+    run = active()
+    folder = Path(model_path)
+    if not folder.is_dir():
+        return f"{model_path} is no folder; name a local one"
+    try:
+        shape = read_shape(folder, run.contract)
+    except Refusal as refusal:
+        return str(refusal)
+    if shape != run.shape:
+        return f"{model_path} holds a model of other sizes than the engine's"
+    found: dict[str, tuple[str, tuple[int, ...]]] = {}
+    try:
+        # As the engine picks them: an index may leave files out.
+        files = filter_duplicate_safetensors_files(
+            sorted(map(str, folder.glob("*.safetensors"))), model_path, "model.safetensors.index.json"
+        )
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        return f"{model_path}: its index of tensors can't be read: {type(error).__name__}: {error}"
+    for file in files:
+        try:
+            with safe_open(file, framework="pt") as source:
+                for name in source.keys():  # noqa: SIM118  (the handle is no mapping)
+                    if name in found:
+                        return f"{model_path} holds tensor {name} twice"
+                    entry = source.get_slice(name)
+                    found[name] = entry.get_dtype(), tuple(entry.get_shape())
+        except (SafetensorError, OSError) as error:
+            return f"{file} is no whole safetensors file: {error}"
+    for name in hf_weight_names(shape):
+        dtype, size = found.pop(name, ("", ()))
+        expected = tuple(weight_parts(name, shape).shape)
+        if dtype not in _SAFETENSORS_DTYPES or size != expected:
+            return f"{model_path}: tensor {name} is {dtype or 'missing'} {list(size)}, {list(expected)} is needed"
+    # A tied checkpoint may store its head too; it is not read.
+    surplus = sorted(found.keys() - ({"lm_head.weight"} if shape.tie_word_embeddings else set()))
+    return f"{model_path}: tensor {surplus[0]} is none of the model's" if surplus else None
+
+
+_WORKER = "sglang.srt.managers.tp_worker.BaseTpWorker"
+_UPDATER = "sglang.srt.model_executor.model_runner_components.weight_updater.WeightUpdater"
+_WHY = "stock loads what it is given and serves a half-loaded model: checked before, and not served until whole"
+
+UPDATE_HOOKS = (
+    Hook(
+        f"{_WORKER}._deserialize_own_rank",
+        _deserialized,
+        HookType.AROUND,
+        "a payload that cannot be read would end the process of one rank, while the others wait",
+    ),
+    Hook(f"{_UPDATER}.update_weights_from_tensor", _from_tensor, HookType.AROUND, _WHY),
+    Hook(f"{_UPDATER}.update_weights_from_distributed", _from_distributed, HookType.AROUND, _WHY),
+    Hook(f"{_UPDATER}.update_weights_from_disk", _from_disk, HookType.AROUND, _WHY),
+    Hook(f"{_UPDATER}.update_weights_from_ipc", _from_ipc, HookType.AROUND, _WHY),
+)
