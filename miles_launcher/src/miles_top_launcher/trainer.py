@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -18,6 +18,7 @@ from .plan import WEIGHT_VERSION, LaunchPlan
 from .problems import WorkerFailed
 from .processes import Worker, request_all, stop_all
 from .receipts import read_receipts
+from .shipment import Shipment, UpdateWay
 from .workers.exact import decode_fp32
 
 # `import megatron.core` takes 20 s cold, times the ranks that share two cores.
@@ -26,6 +27,8 @@ BUILD_SECONDS = 600.0
 SCORE_SECONDS = 1800.0
 # Several packed micro-batches a cell, so that packing is part of what is verified.
 MICRO_BATCH_TOKENS = 1024
+# What an update holds in memory at a time, on either side.
+BUCKET_BYTES = 2**28
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,15 @@ class Scored:
     seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One optimiser step: its loss, gradient norm and the response tokens it saw."""
+
+    loss: float
+    grad_norm: float
+    token_count: int
+
+
 class TrainerPool:
     """`ranks` trainer processes over gloo; a layout uses the first `world_size` of them, the others wait."""
 
@@ -43,6 +55,7 @@ class TrainerPool:
         self._plan = plan
         self._folder = folder
         self._builds = 0
+        self._name = "trainer"
         self._active: list[Worker] = []
         self._workers: list[Worker] = []
         for rank in range(ranks):
@@ -65,9 +78,15 @@ class TrainerPool:
         """Import megatron-core and the plugin in every rank."""
         request_all(self._workers, [{"op": "start"}] * len(self._workers), START_SECONDS)
 
-    def build(self, model: ModelFolder, train: TrainLayout) -> tuple[Receipt, ...]:
-        """Build `model` in the layout from its Hugging Face folder; returns the receipts of all its ranks."""
+    def build(
+        self, model: ModelFolder, train: TrainLayout, optimizer: Mapping[str, Any] | None = None
+    ) -> tuple[Receipt, ...]:
+        """Build `model` in the layout from its Hugging Face folder; returns the receipts of all its ranks.
+
+        `optimizer` holds fields of the plugin's `OptimizerSettings`; without it the model can be scored, not trained.
+        """
         self._builds += 1
+        self._name = f"trainer {train_name(train)} of {model.name}"
         self._active = self._workers[: train.world_size]
         command = {
             "op": "build",
@@ -78,29 +97,39 @@ class TrainerPool:
             "weight_version": WEIGHT_VERSION,
             "rendezvous": str(self._folder / f"rendezvous-{self._builds}"),
             "world_size": train.world_size,
+            "optimizer": None if optimizer is None else dict(optimizer),
         }
         replies = self._ask([command | {"rank": rank} for rank in range(train.world_size)], BUILD_SECONDS)
+        return self._shown(replies)
+
+    def receipts(self) -> tuple[Receipt, ...]:
+        """The receipts of all ranks of the built layout, as they stand now."""
+        return self._shown(self._ask([{"op": "receipts"}] * len(self._active), BUILD_SECONDS))
+
+    def _shown(self, replies: Sequence[Mapping[str, Any]]) -> tuple[Receipt, ...]:
         for rank, reply in enumerate(replies):
             if reply["receipts"] != replies[0]["receipts"]:
-                raise WorkerFailed(f"trainer rank {rank} shows other receipts than rank 0 in {train_name(train)}")
-        return read_receipts(f"trainer {train_name(train)} of {model.name}", replies[0]["receipts"])
+                raise WorkerFailed(f"{self._name}: rank {rank} shows other receipts than rank 0")
+        return read_receipts(self._name, replies[0]["receipts"])
 
     def score(
         self,
         prompts: Sequence[Sequence[int]],
         responses: Sequence[Sequence[int]],
         recording: tuple[Path, int] | None = None,
+        temperature: float | None = None,
     ) -> Scored:
         """Log-probs of the responses in the built layout; every rank must hold the same gathered bits.
 
-        `recording` names a folder for a dump, and the bytes of values that a rank may keep in it.
+        `recording` names a folder for a dump, and the bytes of values that a rank may keep in it. `temperature` is the
+        plan's unless given.
         """
         started = time.monotonic()
         command: dict[str, Any] = {
             "op": "score",
             "prompts": [list(prompt) for prompt in prompts],
             "responses": [list(response) for response in responses],
-            "temperature": self._plan.scoring_temperature,
+            "temperature": self._plan.scoring_temperature if temperature is None else temperature,
             "micro_batch_tokens": MICRO_BATCH_TOKENS,
         }
         if recording is not None:
@@ -111,6 +140,45 @@ class TrainerPool:
                 raise WorkerFailed(f"trainer rank {rank} gathered other log-probs than rank 0")
         rows = tuple(tuple(decode_fp32(text)) for text in replies[0]["logprobs"])
         return Scored(rows, time.monotonic() - started)
+
+    def step(
+        self,
+        prompts: Sequence[Sequence[int]],
+        responses: Sequence[Sequence[int]],
+        weights: Sequence[Sequence[float]],
+        temperature: float,
+    ) -> Step:
+        """One optimiser step on the responses; `weights` gives each response token its weight, such as an advantage."""
+        command = {
+            "op": "step",
+            "prompts": [list(prompt) for prompt in prompts],
+            "responses": [list(response) for response in responses],
+            "weights": [list(row) for row in weights],
+            "temperature": temperature,
+            "micro_batch_tokens": MICRO_BATCH_TOKENS,
+        }
+        replies = self._ask([command] * len(self._active), SCORE_SECONDS)
+        for rank, reply in enumerate(replies):
+            if reply != replies[0]:
+                raise WorkerFailed(f"{self._name}: rank {rank} reports another step than rank 0")
+        return Step(**replies[0])
+
+    def export(self, way: UpdateWay, folder: Path) -> Shipment:
+        """Write the current weights into `folder`, which is new, for a rollout engine on this machine."""
+        folder.mkdir(parents=True)
+        command = {"op": "export", "way": way, "folder": str(folder), "bucket_bytes": BUCKET_BYTES}
+        replies = self._ask([command] * len(self._active), SCORE_SECONDS)
+        return Shipment(
+            way=way,
+            folder=folder,
+            files=tuple(Path(file) for file in replies[0]["files"]),
+            weight_version=str(replies[0]["weight_version"]),
+        )
+
+    @property
+    def process_groups(self) -> tuple[int, ...]:
+        """The process group of each rank."""
+        return tuple(worker.process.pid for worker in self._workers)
 
     def close(self) -> None:
         """Tear the layout down; the processes stay for the next one."""

@@ -22,6 +22,7 @@ INFO_KEY = "true_on_policy"
 _SEED = "true_on_policy_seed"
 _SAMPLES = "true_on_policy_samples"
 _INFO = "true_on_policy_info"
+_UNNAMED = "true_on_policy_unnamed_updates"
 
 
 def _tokenize(original: Callable[..., Any], self: Any, obj: Any, *args: Any, **kwargs: Any) -> Any:
@@ -94,6 +95,22 @@ def _require_receipts(tokenizer_manager: Any, scheduler_init_result: Any, *args:
     setattr(tokenizer_manager, _INFO, infos[0])
 
 
+async def _update(original: Callable[..., Awaitable[Any]], self: Any, obj: Any, *args: Any, **kwargs: Any) -> Any:
+    """Gives the weights their version: stock records it with the first bucket, and keeps the old one without one."""
+    success, message, *more = result = await original(self, obj, *args, **kwargs)
+    if contract_name(self.server_args) is None:
+        return result
+    if INCOMPLETE_WEIGHTS in message:
+        version = INCOMPLETE_WEIGHTS
+    elif success and obj.weight_version is None:
+        count = self.__dict__[_UNNAMED] = self.__dict__.get(_UNNAMED, 0) + 1
+        version = f"unnamed update {count}"
+    else:
+        return result
+    self.record_config_updates(INFO_KEY, weight_version=version)
+    return success, message.removesuffix(f" Weight version updated to {obj.weight_version}."), *more
+
+
 async def _internal_state(original: Callable[..., Awaitable[list[dict[str, Any]]]], self: Any) -> list[dict[str, Any]]:
     """Both info routes await the internal states first, then spread the start info, in which we renew the receipts."""
     states = await original(self)
@@ -141,6 +158,19 @@ FRONTEND_HOOKS = (
         _pause,
         HookType.AROUND,
         "refuses the modes that carry requests over a weight update",
+    ),
+    *(
+        Hook(
+            target,
+            _update,
+            HookType.AROUND,
+            "stock records a new weight version with an update's first bucket, and keeps the old one if none is given",
+        )
+        for target in (
+            f"{_MANAGER}.update_weights_from_disk",
+            f"{_MANAGER}.update_weights_from_tensor",
+            f"{_MANAGER}.update_weights_from_distributed",
+        )
     ),
     Hook(
         f"{_MANAGER}.get_internal_state",

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 from sglang.srt.constants import GPU_MEMORY_TYPE_WEIGHTS
 from sglang.srt.managers.io_struct import (
+    CheckWeightsReqInput,
     UpdateWeightFromDiskReqInput,
     UpdateWeightsFromDistributedReqInput,
     UpdateWeightsFromIPCReqInput,
@@ -16,6 +18,7 @@ from sglang.srt.plugins.hook_registry import HookType
 
 from . import receipts, requests, updates
 from ._contract.schema.errors import Refusal
+from ._contract.schema.receipt import INCOMPLETE_WEIGHTS
 from .active import active
 from .hooks import Hook
 from .stopping import loud
@@ -45,16 +48,24 @@ def _internal_state(result: Any, self: Any, recv_req: Any) -> Any:
     return result
 
 
-def _updated(result: Any, self: Any, recv_req: Any) -> Any:
-    """After any road by which weights change, whether or not it succeeded; a refused update has written nothing."""
+def _updated(original: Callable[..., Any], self: Any, recv_req: Any) -> Any:
+    """Around any road by which weights change, whether or not it succeeds; a refused update has written nothing."""
     global _old_cache
+    updates.begin_call(recv_req.weight_version)
+    result = original(self, recv_req)
     if not updates.take_written():
         return result
     receipts.forget()
     # An update in buckets flushes with its last one; a failed update may have changed some weights and flushes nothing.
-    if not getattr(recv_req, "flush_cache", True) or not getattr(result, "success", True):
+    if not recv_req.flush_cache or not result.success:
         _old_cache = True
-    return result
+    mixture = updates.incomplete()
+    if mixture is None or not result.success:
+        return result
+    if recv_req.flush_cache:
+        # It was the update's last call; what arrives later belongs to another one.
+        updates.spoil()
+    return msgspec.structs.replace(result, success=not recv_req.flush_cache, message=f"{INCOMPLETE_WEIGHTS}: {mixture}")
 
 
 def _checked(result: Any, self: Any, recv_req: Any) -> Any:
@@ -96,7 +107,9 @@ def _hold_updates(original: Callable[..., None], self: Any, recv_reqs: list[Any]
 
 def _changes_weights(request: Any) -> bool:
     """Also a bucket that does not flush: loaded under a running batch, it would change the weights in mid-response."""
-    return isinstance(request, _UPDATES) or getattr(request, "flush_cache", None) is True
+    return isinstance(request, _UPDATES) or (
+        isinstance(request, CheckWeightsReqInput) and request.action == "reset_tensors"
+    )
 
 
 def _no_batch_invariant_mode(original: Callable[..., None], self: Any) -> None:
@@ -184,8 +197,8 @@ SCHEDULER_HOOKS = (
         Hook(
             f"{_UPDATER}.{name}",
             _updated,
-            HookType.AFTER,
-            "weights changed: receipts are stale, and the cache is unless it was flushed",
+            HookType.AROUND,
+            "weights change: receipts are stale, the cache is unless it was flushed, and a part is no success",
         )
         for name in (
             "update_weights_from_disk",

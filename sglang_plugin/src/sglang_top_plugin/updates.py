@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import traceback
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,13 @@ import torch
 from safetensors import SafetensorError, safe_open
 from sglang.srt.distributed import get_tp_group
 from sglang.srt.model_executor.model_runner_components.weight_updater import LocalSerializedTensor
+from sglang.srt.model_loader.weight_utils import filter_duplicate_safetensors_files
 from sglang.srt.plugins.hook_registry import HookType
 from sglang.srt.weight_sync.tensor_bucket import FlattenedTensorBucket, FlattenedTensorMetadata
 
 from ._contract.schema.errors import Refusal
 from ._contract.schema.profile import read_shape
+from ._contract.schema.receipt import INCOMPLETE_WEIGHTS
 from ._contract.schema.weights import hf_weight_names, weight_parts
 from .active import active
 from .hooks import Hook
@@ -34,6 +37,8 @@ _SAFETENSORS_DTYPES = ("BF16", "F32")
 _missing: set[str] | None = None
 #: Whether weights were written since :func:`take_written` was asked last.
 _written = False
+#: The version that the update of the last call is to make; buckets of one update name one version.
+_version: str | None = None
 
 
 def incomplete() -> str | None:
@@ -54,6 +59,14 @@ def take_written() -> bool:
     return written
 
 
+def begin_call(version: str | None) -> None:
+    """A call of an update begins. One that names another version than the calls before it does not complete theirs."""
+    global _version
+    if _missing is not None and version != _version:
+        spoil()
+    _version = version
+
+
 def spoil() -> None:
     """Every tensor holds something unknown: only a whole update makes the weights whole again."""
     global _missing, _written
@@ -71,10 +84,28 @@ def _arrived(names: Iterable[str]) -> None:
         _missing = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Unreadable:
+    """Stands for a payload that this rank could not read, so that all ranks refuse it together."""
+
+    why: str
+
+
+def _deserialized(original: Callable[..., Any], self: Any, payloads: Sequence[Any]) -> Any:
+    if len(payloads) != active().tp_size:
+        return _Unreadable(f"{len(payloads)} payloads for {active().tp_size} ranks; give one a rank")
+    try:
+        return original(self, payloads)
+    except Exception as error:  # noqa: BLE001  (whatever it is, nothing was loaded yet)
+        return _Unreadable(f"what was sent can't be read: {type(error).__name__}: {error}")
+
+
 def _from_tensor(original: Callable[..., Any], self: Any, named_tensors: Any, load_format: str | None = None) -> Any:
     tensors: list[tuple[str, torch.Tensor]] = []
 
     def why_not() -> str | None:
+        if isinstance(named_tensors, _Unreadable):
+            return named_tensors.why
         if load_format not in (None, "flattened_bucket"):
             return f"load_format={load_format!r}: it loads past the checks; allowed: none, or 'flattened_bucket'"
         tensors.extend(_unpacked(named_tensors, load_format, self.tp_rank))
@@ -139,7 +170,7 @@ def _load(
     except Exception as error:  # noqa: BLE001  (a payload that cannot be read is a refusal, on all ranks)
         reason = f"what was sent can't be read: {type(error).__name__}: {error}"
     if (refused := _first_of_ranks(reason)) is not None:
-        return False, f"weight update refused, nothing was changed: {refused}"
+        return False, " ".join(f"weight update refused, nothing was changed: {refused}".split())
     _written = True
     try:
         success, message = load()
@@ -149,7 +180,10 @@ def _load(
         failed = f"{type(error).__name__}: {error}"
     if (failure := _first_of_ranks(failed)) is not None:
         spoil()
-        return False, f"weight update failed half-way, and no request is served until a whole one arrives: {failure}"
+        line = (
+            f"{INCOMPLETE_WEIGHTS}: it failed half-way, and no request is served until a whole one arrives: {failure}"
+        )
+        return False, " ".join(line.split())
     _arrived(names())
     return True, "Success"
 
@@ -208,7 +242,14 @@ def _why_not_folder(model_path: str) -> str | None:
     if shape != run.shape:
         return f"{model_path} holds a model of other sizes than the engine's"
     found: dict[str, tuple[str, tuple[int, ...]]] = {}
-    for file in sorted(folder.glob("*.safetensors")):
+    try:
+        # As the engine picks them: an index may leave files out.
+        files = filter_duplicate_safetensors_files(
+            sorted(map(str, folder.glob("*.safetensors"))), model_path, "model.safetensors.index.json"
+        )
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        return f"{model_path}: its index of tensors can't be read: {type(error).__name__}: {error}"
+    for file in files:
         try:
             with safe_open(file, framework="pt") as source:
                 for name in source.keys():  # noqa: SIM118  (the handle is no mapping)
@@ -228,10 +269,17 @@ def _why_not_folder(model_path: str) -> str | None:
     return f"{model_path}: tensor {surplus[0]} is none of the model's" if surplus else None
 
 
+_WORKER = "sglang.srt.managers.tp_worker.BaseTpWorker"
 _UPDATER = "sglang.srt.model_executor.model_runner_components.weight_updater.WeightUpdater"
 _WHY = "stock loads what it is given and serves a half-loaded model: checked before, and not served until whole"
 
 UPDATE_HOOKS = (
+    Hook(
+        f"{_WORKER}._deserialize_own_rank",
+        _deserialized,
+        HookType.AROUND,
+        "a payload that cannot be read would end the process of one rank, while the others wait",
+    ),
     Hook(f"{_UPDATER}.update_weights_from_tensor", _from_tensor, HookType.AROUND, _WHY),
     Hook(f"{_UPDATER}.update_weights_from_distributed", _from_distributed, HookType.AROUND, _WHY),
     Hook(f"{_UPDATER}.update_weights_from_disk", _from_disk, HookType.AROUND, _WHY),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from .channel import die_with_launcher, serve
@@ -31,6 +32,7 @@ class TrainerHost:
         from megatron_top_plugin._contract.schema.contract import TrueOnPolicyContract
         from megatron_top_plugin._contract.schema.layout import TrainLayout
         from megatron_top_plugin.trainer import Trainer
+        from megatron_top_plugin.training import OptimizerSettings
 
         if command["dtype"] not in DTYPES:
             raise ValueError(f"dtype {command['dtype']!r} is not one of {', '.join(DTYPES)}")
@@ -46,17 +48,17 @@ class TrainerHost:
             TrainLayout(**command["layout"]),
             getattr(torch, command["dtype"]),
             weight_version=command["weight_version"],
+            optimizer=None if command["optimizer"] is None else OptimizerSettings(**command["optimizer"]),
         )
+        return self.receipts(command)
+
+    def receipts(self, command: Mapping[str, Any]) -> dict[str, Any]:
+        """The receipts of all ranks, read back from live objects now."""
         return {"receipts": [receipt.model_dump(mode="json") for receipt in self._trainer.receipts()]}
 
     def score(self, command: Mapping[str, Any]) -> dict[str, Any]:
         """Log-probs of the responses, gathered from all ranks; with `recording`, every named point goes to a folder."""
-        from megatron_top_plugin.packing import Sequence
-
-        sequences = [
-            Sequence(prompt=prompt, response=response)
-            for prompt, response in zip(command["prompts"], command["responses"], strict=True)
-        ]
+        sequences = _sequences(command)
         how = {"temperature": command["temperature"], "micro_batch_tokens": command["micro_batch_tokens"]}
         recording = command.get("recording")
         rows = (
@@ -65,6 +67,29 @@ class TrainerHost:
             else self._trainer.record(sequences, folder=recording["folder"], limit=recording["limit"], **how)
         )
         return {"logprobs": [encode_fp32(row) for row in rows]}
+
+    def step(self, command: Mapping[str, Any]) -> dict[str, Any]:
+        """One optimiser step over the responses with a weight a token."""
+        result = self._trainer.train_step(
+            _sequences(command), command["temperature"], command["weights"], command["micro_batch_tokens"]
+        )
+        return {"loss": result.loss, "grad_norm": result.grad_norm, "token_count": result.token_count}
+
+    def export(self, command: Mapping[str, Any]) -> dict[str, Any]:
+        """Write the current weights into a folder: rank 0 as bucket files, or all ranks as a model folder."""
+        from safetensors.torch import save_file
+
+        folder, files = Path(command["folder"]), list[str]()
+
+        def take(bucket: list[tuple[str, Any]]) -> None:
+            files.append(str(folder / f"bucket-{len(files):05d}.safetensors"))
+            save_file(dict(bucket), files[-1])
+
+        if command["way"] == "disk":
+            self._trainer.save(folder)
+        else:
+            self._trainer.export(take, command["bucket_bytes"])
+        return {"files": files, "weight_version": self._trainer.weight_version}
 
     def close(self, command: Mapping[str, Any]) -> dict[str, Any]:
         """Tear the model and the process group down, keep the process."""
@@ -76,6 +101,15 @@ class TrainerHost:
         return {}
 
 
+def _sequences(command: Mapping[str, Any]) -> list[Any]:
+    from megatron_top_plugin.packing import Sequence
+
+    return [
+        Sequence(prompt=prompt, response=response)
+        for prompt, response in zip(command["prompts"], command["responses"], strict=True)
+    ]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--reply-fd", type=int, required=True)
@@ -84,7 +118,15 @@ def main() -> None:
     host = TrainerHost()
     serve(
         arguments.reply_fd,
-        {"start": host.start, "build": host.build, "score": host.score, "close": host.close},
+        {
+            "start": host.start,
+            "build": host.build,
+            "receipts": host.receipts,
+            "score": host.score,
+            "step": host.step,
+            "export": host.export,
+            "close": host.close,
+        },
     )
 
 
