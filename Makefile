@@ -7,16 +7,18 @@ SHELL := /bin/bash
 BIN := .venv/bin
 REPORT ?= build/verify.json
 # Fast tests first; the parity tests start both engines.
-TESTS ?= tests/contract tests/kernels tests/launcher tests/megatron tests/sglang tests/parity
+TESTS ?= tests/contract tests/kernels tests/launcher tests/megatron tests/sglang tests/fuzz tests/parity
 PYTEST_ARGS ?=
 export PYTHON
 
-.PHONY: help setup verify verify-full test lint types vendor vendor-check lock
+.PHONY: help setup verify verify-full test fuzz soak lint types vendor vendor-check lock
 
 help:
 	@echo "make verify       sample on SGLang, score on Megatron in 18 layouts, compare every bit, show the control"
 	@echo "make verify-full  the same on four models and with rollout TP 4"
 	@echo "make test         lint, types, vendored copies, then all tests"
+	@echo "make fuzz         10,000 spoiled files and command lines: never a traceback, never a hang"
+	@echo "make soak         200 rounds of sampling, scoring, training and updating: nothing differs, nothing grows"
 	@echo "make setup        only make .venv (about 9 GB, 2 minutes on a fast line; skipped when done)"
 	@echo "make vendor       write the vendored copies of contract_schema into the three packages"
 	@echo "make lock         resolve requirements/*.in again"
@@ -47,6 +49,14 @@ vendor-check: setup
 # A test that hangs fails by itself after 15 minutes. One thread a process: the tests start several at once.
 test: lint types vendor-check
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --timeout=900 --durations=15 $(PYTEST_ARGS) $(TESTS)
+
+# 12 tests of 834 examples, new ones each time.
+fuzz: setup
+	FUZZ_EXAMPLES=834 OMP_NUM_THREADS=1 nice $(BIN)/python -m pytest -p no:cacheprovider --durations=12 $(PYTEST_ARGS) tests/fuzz
+
+soak: setup
+	@mkdir -p build
+	$(BIN)/miles-top soak --rounds 200 --json build/soak.json
 
 lock: setup
 	$(BIN)/uv pip compile --python-version 3.12 --python-platform x86_64-manylinux_2_34 --generate-hashes --no-annotate \

@@ -99,11 +99,13 @@ def read_shape(model_dir: str | Path, contract: TrueOnPolicyContract) -> ModelSh
 def read_config(model_dir: str | Path) -> dict[str, Any]:
     """Return `config.json` of a model folder as a dict. Raises `UnsupportedModel`."""
     path = Path(model_dir) / "config.json"
-    if not path.is_file():
-        raise UnsupportedModel(f"model {str(model_dir)!r}: no file {path}; name a Hugging Face model folder")
     try:
+        if not path.is_file():
+            raise UnsupportedModel(f"model {str(model_dir)!r}: no file {path}; name a Hugging Face model folder")
         config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
+        if isinstance(error, UnsupportedModel):
+            raise
         raise UnsupportedModel(f"model config {path}: not JSON: {error}; repair it") from error
     if not isinstance(config, dict):
         raise UnsupportedModel(f"model config {path}: holds a {type(config).__name__}, not an object; repair it")

@@ -17,7 +17,10 @@ def check_temperature(value: object, name: str = "temperature") -> float:
 
     Raises `OptionRefused` naming `name`, the value and what is allowed.
     """
-    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    # an integer may be beyond floats
+    number = (isinstance(value, int) and not isinstance(value, bool)) or (
+        isinstance(value, float) and math.isfinite(value)
+    )
     if not number or not (value == 0 or SMALLEST <= value <= LARGEST):  # type: ignore[operator]
         raise OptionRefused(f"{name}={value!r}: allowed: 0 (greedy), or a number from {SMALLEST:g} to {LARGEST:g}")
     return float(value)  # type: ignore[arg-type]

@@ -214,7 +214,7 @@ def test_a_damaged_dump_is_refused_in_one_line(
         index["requests"][1] |= {"response": [3], "logprobs": index["requests"][1]["logprobs"][:8]}
         (ours / "dump.json").write_text(json.dumps(index))
         index["side"] = "trainer"
-        (theirs / "dump.json").write_text(json.dumps(index | {"world_size": 1}))
+        (theirs / "dump.json").write_text(json.dumps(index | {"world_size": 1, "layout": {"tp": 1}}))
     assert run("diff", str(ours), str(theirs)) == 2
     found = capsys.readouterr()
     (line,) = found.err.splitlines()

@@ -190,3 +190,52 @@ def diff(
         dtype=dtype,
     )
     return run_diff(DiffRequest(dumps=tuple(dumps or ()), run=run, out=out, values_limit=values_limit, json=json))
+
+
+@app.command()
+def soak(
+    rounds: Annotated[int, typer.Option(help="Rounds of sampling, scoring, training and updating.")] = 200,
+    update: Annotated[
+        Literal["tensors", "disk"], typer.Option(help="How weights reach the running engine.")
+    ] = "tensors",
+    model: Annotated[
+        str, typer.Option(help="A Hugging Face model folder, or `tiny` to build one.", metavar="DIR|tiny")
+    ] = "tiny",
+    rollout_tp: Annotated[int, typer.Option(help="Tensor-parallel ranks of SGLang.")] = 1,
+    train_tp: Annotated[int, typer.Option(help="Tensor-parallel ranks of the trainer.")] = 1,
+    pp: Annotated[int, typer.Option(help="Pipeline stages of the trainer.")] = 1,
+    cp: Annotated[int, typer.Option(help="Ulysses context-parallel ranks of the trainer.")] = 1,
+    dp: Annotated[int, typer.Option(help="Data-parallel ranks of the trainer.")] = 1,
+    seed: Annotated[int, typer.Option(help="Seed of the request mixes.")] = 0,
+    json: Annotated[Path | None, typer.Option("--json", help="Write the report there.", metavar="OUT")] = None,
+) -> int:
+    """Many rounds on both engines, random requests, a weight update after each: every token compared, growth watched.
+
+    Exit code 0: nothing differs and nothing grows. 1: something does. 2: refused or bad input.
+    """
+    from .plan import VerifyRequest
+    from .soak.command import SoakRequest, run_soak
+
+    run = VerifyRequest(
+        model=model, rollout_tp=rollout_tp, train_tp=train_tp, pp=pp, cp=cp, dp=dp, seed=seed, max_new_tokens=400
+    )
+    return run_soak(SoakRequest(run=run, rounds=rounds, update=update, json=json))
+
+
+@app.command()
+def doctor(
+    contract: Annotated[
+        str | None, typer.Option(help="Contract; the built-in one when not given.", metavar="NAME")
+    ] = None,
+    device: Annotated[
+        Literal["cpu", "cuda"] | None, typer.Option(help="Where to run; what the machine has when not given.")
+    ] = None,
+    json: Annotated[Path | None, typer.Option("--json", help="Write the checks there.", metavar="OUT")] = None,
+) -> int:
+    """Check the machine and every installed part against the contract, one line each, and say what mends it.
+
+    Exit code 0: nothing is red. 1: something is. 2: refused or bad input.
+    """
+    from .doctor.command import DoctorRequest, run_doctor
+
+    return run_doctor(DoctorRequest(contract=contract, device=device, json=json))

@@ -15,6 +15,8 @@ from ._contract.schema.weights import hf_weight_names, weight_parts
 from .problems import BadInput, one_line
 
 DTYPES = ("BF16", "F32")
+#: What the safetensors format itself allows; a damaged length must not fill the memory.
+MOST_HEADER_BYTES = 100_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,11 @@ def check_shape_for(config: dict[str, Any], contract: TrueOnPolicyContract, devi
 
 def read_folder(path: Path) -> dict[str, Any]:
     """`config.json` of a model folder. Raises BadInput or UnsupportedModel when there is none."""
-    if not path.is_dir():
+    try:
+        there = path.is_dir()
+    except OSError as error:
+        raise BadInput(f"--model {path}: can't be looked at: {one_line(error)}") from None
+    if not there:
         raise BadInput(f"--model {path}: no such folder; give a Hugging Face model folder, or `tiny`")
     return read_config(path)
 
@@ -84,11 +90,16 @@ def check_weights(path: Path, shape: ModelShape) -> None:
 def _header(file: Path) -> dict[str, dict[str, Any]]:
     """Tensor name -> its `dtype`, `shape` and `data_offsets`."""
     try:
+        # a named pipe would wait for a writer for ever
+        if not file.is_file():
+            raise ValueError("it is no regular file")
         with file.open("rb") as source:
             (size,) = struct.unpack("<Q", source.read(8))
             room = file.stat().st_size - 8 - size
             if room < 0:
                 raise ValueError("its header is longer than the file")
+            if size > MOST_HEADER_BYTES:
+                raise ValueError(f"its header has {size} bytes, at most {MOST_HEADER_BYTES} are read")
             header = json.loads(source.read(size))
         if not isinstance(header, dict):
             raise TypeError("its header is no object")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from ._contract.schema.contract import TrueOnPolicyContract
 from ._contract.schema.layout import CpLayout, Layout, RolloutLayout, TrainLayout, check_layout
@@ -57,7 +58,8 @@ class LaunchPlan:
     """A checked run: which models, which layouts, which prompts. Only this object travels on.
 
     `tiny` are the models still to be written into the folders of `models` (none for a person's own folder).
-    `temperature` 0 is greedy; a request's seed is `seed` plus its index.
+    `temperature` 0 is greedy; a request's seed is `seed` plus its index. `rollout_options` are further
+    `sglang.Engine` keywords, which win over those that a run chooses by itself.
     """
 
     contract: TrueOnPolicyContract
@@ -72,6 +74,7 @@ class LaunchPlan:
     temperature: float
     seed: int
     report: Path | None
+    rollout_options: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def scoring_temperature(self) -> float:
@@ -163,6 +166,9 @@ def _layouts(request: VerifyRequest) -> tuple[Layout, ...]:
             )
         return matrix_layouts(request.matrix, request.cp_layout)
     one = {flag: 1 if value is None else value for flag, value in sizes.items()}
+    for flag, value in one.items():
+        if abs(value) > MAX_RANKS:
+            raise BadInput(f"{flag} {value}: more processes than the {MAX_RANKS} that one machine is asked for")
     train = TrainLayout(
         tp=one["--train-tp"], pp=one["--pp"], cp=one["--cp"], dp=one["--dp"], cp_layout=request.cp_layout
     )

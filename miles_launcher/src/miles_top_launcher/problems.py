@@ -15,7 +15,12 @@ class WorkerFailed(RuntimeError):
 
 def one_line(error: BaseException, limit: int = 600) -> str:
     """The error's text on one line of at most `limit` characters, never empty."""
-    text = " ".join(str(error).split())
+    text = printable(" ".join(str(error).split()))
     if not text:
         text = type(error).__name__
     return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def printable(text: str) -> str:
+    """The text with every character that a terminal would obey or could not show written as its escape."""
+    return "".join(one if one.isprintable() else one.encode("unicode_escape", "surrogatepass").decode() for one in text)

@@ -34,12 +34,14 @@ def read_prompts(path: Path, model_dir: Path | None, vocab_size: int) -> tuple[t
     Raises:
         BadInput: the file can't be read or a line can't be used; the message gives `file:line`.
     """
-    if path.exists() and not path.is_file():
-        raise BadInput(f"--prompts {path}: is no regular file; give a file of JSON lines")
     try:
+        if path.exists() and not path.is_file():
+            raise BadInput(f"--prompts {path}: is no regular file; give a file of JSON lines")
         # JSON text may hold line separators of Unicode, at which splitlines() would cut
         lines = path.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
+        if isinstance(error, BadInput):
+            raise
         raise BadInput(f"--prompts {path}: can't be read as UTF-8 text: {one_line(error)}") from None
     tokenizer = _LazyTokenizer(model_dir)
     prompts = tuple(

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from ._contract.schema.errors import Refusal
 from ._contract.schema.receipt import Receipt
 from ._contract.schema.render import render_sglang
 from .environment import engine_environment
@@ -17,9 +16,8 @@ from .model_folder import ModelFolder
 from .plan import WEIGHT_VERSION, LaunchPlan
 from .processes import Worker
 from .receipts import read_receipts
-from .requests import Response, SampleRequest, read_responses
-from .samples import Samples, read_samples
-from .shipment import Shipment
+from .samples import Batch, BatchSamples, Samples, read_batch, read_samples
+from .weight_update import WeightTransfer
 
 # An engine's start is imports and, once on a machine, compiling: minutes on a slow machine, never this long.
 START_SECONDS = 1200.0
@@ -42,17 +40,13 @@ class Rollout:
 class RolloutEngine:
     """A running `sglang.Engine` with `tp` ranks; used as a context manager, gone with all its processes at the end."""
 
-    def __init__(
-        self, plan: LaunchPlan, model: ModelFolder, tp: int, log: Path, settings: Mapping[str, Any] | None = None
-    ):
-        """`settings` are `sglang.Engine` keywords that go before the plan's own; the contract refuses what it must."""
+    def __init__(self, plan: LaunchPlan, model: ModelFolder, tp: int, log: Path):
         self.name = f"rollout engine TP{tp} of {model.name}"
         self._plan = plan
         self._worker = Worker(
             self.name, "miles_top_launcher.workers.rollout", log, engine_environment(plan.contract, plan.device)
         )
-        self._settings = engine_settings(plan, model, tp) | dict(settings or {})
-        self._served = 0
+        self._settings = engine_settings(plan, model, tp)
 
     def __enter__(self) -> Self:
         return self
@@ -75,34 +69,23 @@ class RolloutEngine:
         reply = self._worker.request(sample_command(self._plan), SAMPLE_SECONDS)
         return read_samples(self.name, reply, self._plan.prompts, self._plan.max_new_tokens)
 
-    def serve(self, requests: Sequence[SampleRequest]) -> tuple[Response, ...]:
-        """Serve the requests at the same time; their responses in their order, a request's samples side by side."""
-        commands = [one.as_json() | {"id": f"served-{self._served + i}"} for i, one in enumerate(requests)]
-        self._served += len(requests)
-        reply = self._worker.request({"op": "serve", "requests": commands}, SAMPLE_SECONDS)
-        return read_responses(self.name, requests, reply["responses"])
+    def sample_batch(self, batch: Batch) -> BatchSamples:
+        """Sample a batch in one call, aborting the requests that it says."""
+        return read_batch(self.name, self._worker.request(batch.command(), SAMPLE_SECONDS), batch)
 
-    def update(self, shipment: Shipment) -> None:
-        """Load the shipment's weights in place of the engine's, all or nothing, and empty the prefix cache.
-
-        Raises:
-            Refusal: with the engine's own words, if it did not take them. It then serves the old weights still, or
-                nothing until an update has arrived whole; its receipts say which.
-        """
+    def update(self, transfer: WeightTransfer, files: Sequence[str], weight_version: str) -> None:
+        """Give the engine the weights that the trainer exported; it takes all of them or refuses to serve."""
         command = {
             "op": "update",
-            "way": shipment.way,
-            "folder": str(shipment.folder),
-            "files": [str(file) for file in shipment.files],
-            "weight_version": shipment.weight_version,
+            "files": list(files),
+            "folder": str(transfer.folder),
+            "weight_version": weight_version,
         }
-        reply = self._worker.request(command, SAMPLE_SECONDS)
-        if not reply["success"]:
-            raise Refusal(f"{self.name}: weights {shipment.weight_version}: {reply['message']}")
+        self._worker.request(command, SAMPLE_SECONDS)
 
     @property
     def process_group(self) -> int:
-        """The process group of the engine and all its processes."""
+        """The id of the process group that holds the engine and all its processes."""
         return self._worker.process.pid
 
     def record(self, recording: tuple[Path, int]) -> Samples:
@@ -178,4 +161,5 @@ def run_settings(plan: LaunchPlan, model: ModelFolder, tp: int) -> dict[str, Any
         "max_total_tokens": max(min(sum(requests), LARGEST_KV_POOL), max(requests)) + KV_SLACK,
         "random_seed": plan.seed,
         "log_level": "warning",
+        **plan.rollout_options,
     }

@@ -32,6 +32,94 @@ class Samples:
         return all(math.isfinite(value) for row in self.logprobs for value in row)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """Requests of one call, each with its own length and seed; one temperature, as a trainer scores with one.
+
+    `aborted` are those that are aborted `abort_after` seconds into the call, unless they have finished by then. No
+    request's id may begin with another's: the engine aborts by prefix.
+    """
+
+    prompts: tuple[tuple[int, ...], ...]
+    max_new_tokens: tuple[int, ...]
+    seeds: tuple[int, ...]
+    temperature: float
+    request_ids: tuple[str, ...]
+    aborted: tuple[int, ...] = ()
+    abort_after: float = 0.0
+
+    @property
+    def scoring_temperature(self) -> float:
+        """The temperature log-probs are scored at: greedy is scored at 1."""
+        return self.temperature if self.temperature > 0 else 1.0
+
+    def command(self) -> dict[str, Any]:
+        """What the rollout worker is asked."""
+        sampling = zip(self.max_new_tokens, self.seeds, strict=True)
+        return {
+            "op": "sample",
+            "prompts": [list(prompt) for prompt in self.prompts],
+            "sampling_params": [
+                {"max_new_tokens": length, "temperature": self.temperature, "sampling_seed": seed, "ignore_eos": True}
+                for length, seed in sampling
+            ],
+            "request_ids": list(self.request_ids),
+            "abort": [self.request_ids[index] for index in self.aborted],
+            "abort_after": self.abort_after,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchSamples:
+    """The requests of a batch that finished (by their place in it), what they gave, and what happened on the way."""
+
+    finished: tuple[int, ...]
+    responses: tuple[tuple[int, ...], ...]
+    logprobs: tuple[tuple[float, ...], ...]
+    weight_versions: tuple[str, ...]
+    aborted: int
+    retractions: int
+    cached_tokens: int
+
+    def token_versions(self) -> list[list[str]]:
+        """The weight version of every token, as `compare_logprobs` takes it."""
+        return [
+            [version] * len(response) for version, response in zip(self.weight_versions, self.responses, strict=True)
+        ]
+
+
+def read_batch(name: str, reply: dict[str, Any], batch: Batch) -> BatchSamples:
+    """A rollout worker's reply to a batch. Raises WorkerFailed when one that was not aborted is not whole."""
+    fields = ("responses", "logprobs", "weight_versions", "finish_reasons", "retractions", "cached_tokens")
+    if any(len(reply[field]) != len(batch.prompts) for field in fields):
+        raise WorkerFailed(
+            f"{name} gave {[len(reply[field]) for field in fields]} items to {len(batch.prompts)} prompts"
+        )
+    finished = tuple(index for index, reason in enumerate(reply["finish_reasons"]) if reason != "abort")
+    stray = set(range(len(batch.prompts))) - set(finished) - set(batch.aborted)
+    if stray or not finished:
+        raise WorkerFailed(
+            f"{name} aborted requests {sorted(stray)} that nobody asked it to abort, of {len(batch.prompts)}"
+        )
+    rows = {index: tuple(decode_fp32(reply["logprobs"][index])) for index in finished}
+    for index, row in rows.items():
+        got = len(reply["responses"][index])
+        if got != batch.max_new_tokens[index] or len(row) != got:
+            raise WorkerFailed(
+                f"{name} gave {got} tokens and {len(row)} log-probs to request {index}, where "
+                f"{batch.max_new_tokens[index]} were asked for"
+            )
+    return BatchSamples(
+        finished=finished,
+        responses=tuple(tuple(reply["responses"][index]) for index in finished),
+        logprobs=tuple(rows[index] for index in finished),
+        weight_versions=tuple(str(reply["weight_versions"][index]) for index in finished),
+        aborted=len(batch.prompts) - len(finished),
+        retractions=sum(reply["retractions"]),
+        cached_tokens=sum(reply["cached_tokens"]),
+    )
+
+
 def read_samples(name: str, reply: dict[str, Any], prompts: Sequence[Sequence[int]], max_new_tokens: int) -> Samples:
     """A rollout worker's reply: `max_new_tokens` tokens to each prompt, since no end-of-text stops a request here.
 

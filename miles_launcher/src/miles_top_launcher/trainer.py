@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -18,7 +18,7 @@ from .plan import WEIGHT_VERSION, LaunchPlan
 from .problems import WorkerFailed
 from .processes import Worker, request_all, stop_all
 from .receipts import read_receipts
-from .shipment import Shipment, UpdateWay
+from .weight_update import WeightTransfer
 from .workers.exact import decode_fp32
 
 # `import megatron.core` takes 20 s cold, times the ranks that share two cores.
@@ -27,8 +27,6 @@ BUILD_SECONDS = 600.0
 SCORE_SECONDS = 1800.0
 # Several packed micro-batches a cell, so that packing is part of what is verified.
 MICRO_BATCH_TOKENS = 1024
-# What an update holds in memory at a time, on either side.
-BUCKET_BYTES = 2**28
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +39,10 @@ class Scored:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One optimiser step: its loss, gradient norm and the response tokens it saw."""
+    """One optimiser step: the loss, and the norm of the gradient."""
 
     loss: float
     grad_norm: float
-    token_count: int
 
 
 class TrainerPool:
@@ -55,8 +52,9 @@ class TrainerPool:
         self._plan = plan
         self._folder = folder
         self._builds = 0
-        self._name = "trainer"
         self._active: list[Worker] = []
+        self._name = "trainer"
+        self.receipts: tuple[Receipt, ...] = ()
         self._workers: list[Worker] = []
         for rank in range(ranks):
             self._workers.append(
@@ -79,14 +77,13 @@ class TrainerPool:
         request_all(self._workers, [{"op": "start"}] * len(self._workers), START_SECONDS)
 
     def build(
-        self, model: ModelFolder, train: TrainLayout, optimizer: Mapping[str, Any] | None = None
+        self, model: ModelFolder, train: TrainLayout, optimizer: dict[str, Any] | None = None
     ) -> tuple[Receipt, ...]:
         """Build `model` in the layout from its Hugging Face folder; returns the receipts of all its ranks.
 
-        `optimizer` holds fields of the plugin's `OptimizerSettings`; without it the model can be scored, not trained.
+        `optimizer` are the fields of the trainer's `OptimizerSettings`, for a model that is to be trained.
         """
         self._builds += 1
-        self._name = f"trainer {train_name(train)} of {model.name}"
         self._active = self._workers[: train.world_size]
         command = {
             "op": "build",
@@ -97,20 +94,28 @@ class TrainerPool:
             "weight_version": WEIGHT_VERSION,
             "rendezvous": str(self._folder / f"rendezvous-{self._builds}"),
             "world_size": train.world_size,
-            "optimizer": None if optimizer is None else dict(optimizer),
+            "optimizer": optimizer,
         }
+        self._name = f"trainer {train_name(train)} of {model.name}"
         replies = self._ask([command | {"rank": rank} for rank in range(train.world_size)], BUILD_SECONDS)
-        return self._shown(replies)
+        return self._read(replies)
 
-    def receipts(self) -> tuple[Receipt, ...]:
-        """The receipts of all ranks of the built layout, as they stand now."""
-        return self._shown(self._ask([{"op": "receipts"}] * len(self._active), BUILD_SECONDS))
-
-    def _shown(self, replies: Sequence[Mapping[str, Any]]) -> tuple[Receipt, ...]:
+    def _read(self, replies: Sequence[dict[str, Any]]) -> tuple[Receipt, ...]:
         for rank, reply in enumerate(replies):
             if reply["receipts"] != replies[0]["receipts"]:
-                raise WorkerFailed(f"{self._name}: rank {rank} shows other receipts than rank 0")
-        return read_receipts(self._name, replies[0]["receipts"])
+                raise WorkerFailed(f"rank {rank} of {self._name} shows other receipts than rank 0")
+        self.receipts = read_receipts(self._name, replies[0]["receipts"])
+        return self.receipts
+
+    @property
+    def weight_version(self) -> str:
+        """What the trainer called its weights when it showed its receipts last."""
+        return self.receipts[0].weight_version
+
+    @property
+    def process_groups(self) -> tuple[int, ...]:
+        """The process group of each rank."""
+        return tuple(worker.process.pid for worker in self._workers)
 
     def score(
         self,
@@ -122,7 +127,7 @@ class TrainerPool:
         """Log-probs of the responses in the built layout; every rank must hold the same gathered bits.
 
         `recording` names a folder for a dump, and the bytes of values that a rank may keep in it. `temperature` is the
-        plan's unless given.
+        plan's when none is given.
         """
         started = time.monotonic()
         command: dict[str, Any] = {
@@ -145,40 +150,34 @@ class TrainerPool:
         self,
         prompts: Sequence[Sequence[int]],
         responses: Sequence[Sequence[int]],
-        weights: Sequence[Sequence[float]],
         temperature: float,
+        weights: Sequence[Sequence[float]],
+        weight_version: str,
     ) -> Step:
-        """One optimiser step on the responses; `weights` gives each response token its weight, such as an advantage."""
+        """One optimiser step on the responses, a weight (an advantage) a token; the weights then have a new version."""
         command = {
             "op": "step",
             "prompts": [list(prompt) for prompt in prompts],
             "responses": [list(response) for response in responses],
-            "weights": [list(row) for row in weights],
             "temperature": temperature,
+            "weights": [list(row) for row in weights],
             "micro_batch_tokens": MICRO_BATCH_TOKENS,
+            "weight_version": weight_version,
         }
         replies = self._ask([command] * len(self._active), SCORE_SECONDS)
-        for rank, reply in enumerate(replies):
-            if reply != replies[0]:
-                raise WorkerFailed(f"{self._name}: rank {rank} reports another step than rank 0")
-        return Step(**replies[0])
+        self._read(replies)
+        return Step(float(replies[0]["loss"]), float(replies[0]["grad_norm"]))
 
-    def export(self, way: UpdateWay, folder: Path) -> Shipment:
-        """Write the current weights into `folder`, which is new, for a rollout engine on this machine."""
-        folder.mkdir(parents=True)
-        command = {"op": "export", "way": way, "folder": str(folder), "bucket_bytes": BUCKET_BYTES}
-        replies = self._ask([command] * len(self._active), SCORE_SECONDS)
-        return Shipment(
-            way=way,
-            folder=folder,
-            files=tuple(Path(file) for file in replies[0]["files"]),
-            weight_version=str(replies[0]["weight_version"]),
-        )
-
-    @property
-    def process_groups(self) -> tuple[int, ...]:
-        """The process group of each rank."""
-        return tuple(worker.process.pid for worker in self._workers)
+    def export(self, transfer: WeightTransfer) -> list[str]:
+        """Write the weights for the rollout engine into the transfer's folder; returns the files, none for a model
+        folder."""
+        command = {
+            "op": "export",
+            "way": transfer.way,
+            "folder": str(transfer.folder),
+            "bucket_bytes": transfer.bucket_bytes,
+        }
+        return list(self._ask([command] * len(self._active), SCORE_SECONDS)[0]["files"])
 
     def close(self) -> None:
         """Tear the layout down; the processes stay for the next one."""

@@ -92,13 +92,18 @@ class Dump:
             rows.min() < 0 or rows[:, 0].max() >= len(lengths) or (rows[:, 1] >= lengths[rows[:, 0]]).any()
         ):
             raise BadInput(f"dump {path}: {point} has a row of a request or position that {INDEX_NAME} does not list")
-        if kept.size and (kept[0] < 0 or kept[-1] >= len(rows) or (np.diff(kept) <= 0).any()):
+        # compared, not subtracted: a difference of int32 wraps
+        if kept.size and (kept.min() < 0 or kept.max() >= len(rows) or (kept[1:] <= kept[:-1]).any()):
             raise BadInput(f"dump {path}: {point}.kept is no ascending list of its rows")
 
 
 def read_dump(folder: Path, side: Side) -> Dump:
     """The dump of one side in `folder`, every index checked. Raises BadInput in one line for anything else."""
-    if not folder.is_dir():
+    try:
+        there = folder.is_dir()
+    except OSError as error:
+        raise BadInput(f"dump {folder}: can't be read: {one_line(error)}") from None
+    if not there:
         raise BadInput(f"dump {folder}: no such folder; give a folder that `miles-top diff --out` wrote")
     index = _parse(folder / INDEX_NAME, DumpIndex)
     if index.side != side:
@@ -133,6 +138,10 @@ def _check_sizes(folder: Path, index: DumpIndex) -> None:
             f"dump {folder}: {shape.num_hidden_layers} layers on {index.world_size} ranks; at most {MOST_LAYERS} and "
             f"{MOST_RANKS} are read"
         )
+    if max(sizes.values()) > WIDEST:
+        name = max(sizes, key=lambda one: sizes[one])
+        raise BadInput(f"dump {folder}: {name} is {sizes[name]}; at most {WIDEST} is read")
+    _check_layout(folder, index)
     widest = max(point.width for point in contract_points(shape.model_copy(update={"num_hidden_layers": 1})))
     if widest > WIDEST:
         raise BadInput(f"dump {folder}: rows of {widest} elements; at most {WIDEST} are read")
@@ -142,6 +151,18 @@ def _check_sizes(folder: Path, index: DumpIndex) -> None:
                 f"dump {folder}: request {number} has {len(request.prompt)} prompt tokens and "
                 f"{len(request.logprobs) // 8} log-probs for {len(request.response)} response tokens"
             )
+
+
+def _check_layout(folder: Path, index: DumpIndex) -> None:
+    """The layout must be of as many ranks as there are: it says which receipts to look for."""
+    layout = index.layout.model_dump(exclude={"cp_layout"})
+    wrong = [name for name, value in layout.items() if not 1 <= value <= MOST_RANKS]
+    if wrong:
+        raise BadInput(f"dump {folder}: {wrong[0]} of its layout is {layout[wrong[0]]}; 1 to {MOST_RANKS} is read")
+    if index.layout.world_size != index.world_size:
+        raise BadInput(
+            f"dump {folder}: a layout of {index.layout.world_size} ranks, and {index.world_size} ranks in it"
+        )
 
 
 def _check_segments(where: str, info: RankPoint, width: int) -> None:

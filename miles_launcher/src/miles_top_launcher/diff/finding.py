@@ -12,6 +12,7 @@ from .._contract.schema.points import Point
 from .._contract.schema.profile import ModelShape
 from .._contract.schema.receipt import compare_receipts
 from ..matrix import train_name
+from ..problems import printable
 from .causes import usual_causes
 from .compare import Comparison, Divergence, compare
 from .dump import Dump, read_dump
@@ -69,7 +70,11 @@ def _receipts(rollout: DumpIndex, trainer: DumpIndex) -> tuple[str, ...]:
 
 
 def lines(finding: Finding) -> list[str]:
-    """The finding as lines of text, the verdict first."""
+    """The finding as lines of text, the verdict first; what a dump says of itself can't act on a terminal."""
+    return [printable(line) for line in _lines(finding)]
+
+
+def _lines(finding: Finding) -> list[str]:
     comparison, first = finding.comparison, finding.comparison.first
     if first is None:
         counted = (

@@ -82,7 +82,8 @@ def read_row(dump: Dump, point: Point, key: int) -> Row | None:
         values = data.values[places[-1]]
         dtype = data.info.dtype
         wide = values.astype(np.int32) << 16 if dtype == "bfloat16" else values
-        columns = np.concatenate([np.arange(first, first + length) for first, length in data.info.segments])
+        runs = [np.arange(first, first + length) for first, length in data.info.segments]
+        columns = np.concatenate([np.empty(0, np.int64), *runs])
         bits[columns] = wide
         known[columns] = True
         for first, _ in data.info.segments:

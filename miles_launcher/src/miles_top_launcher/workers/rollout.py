@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from .channel import die_with_launcher, serve
@@ -32,82 +32,60 @@ class EngineHost:
 
     def sample(self, command: Mapping[str, Any]) -> dict[str, Any]:
         """Sample all prompts in one call: token ids, the log-probs of decode, weight versions."""
-        outputs = self._engine.generate(
+        outputs = self._engine.loop.run_until_complete(self._outputs(command))
+        return {
+            "responses": [list(output["output_ids"]) for output in outputs],
+            "logprobs": [encode_fp32(_decode_logprobs(output)) for output in outputs],
+            "weight_versions": [str(output["meta_info"]["weight_version"]) for output in outputs],
+            "finish_reasons": [_finish_reason(output) for output in outputs],
+            "retractions": [output["meta_info"].get("num_retractions", 0) for output in outputs],
+            "cached_tokens": [output["meta_info"].get("cached_tokens", 0) for output in outputs],
+        }
+
+    async def _outputs(self, command: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+        """All outputs of one call, some of whose requests are aborted a while after it began."""
+
+        async def abort() -> None:
+            await asyncio.sleep(command["abort_after"])
+            for request_id in command["abort"]:
+                self._engine.tokenizer_manager.abort_request(rid=request_id)
+
+        aborting = asyncio.ensure_future(abort()) if command.get("abort") else None
+        outputs: list[Mapping[str, Any]] = await self._engine.async_generate(
             input_ids=command["prompts"],
             sampling_params=command["sampling_params"],
             return_logprob=True,
             rid=command.get("request_ids"),
         )
-        return {
-            "responses": [list(output["output_ids"]) for output in outputs],
-            "logprobs": [encode_fp32(_decode_logprobs(output)) for output in outputs],
-            "weight_versions": [str(output["meta_info"]["weight_version"]) for output in outputs],
-        }
-
-    def serve(self, command: Mapping[str, Any]) -> dict[str, Any]:
-        """Serve requests at the same time, each with its own parameters; for each, the list of its samples."""
-
-        async def everyone() -> list[list[dict[str, Any]]]:
-            return await asyncio.gather(*(self._serve_one(request) for request in command["requests"]))
-
-        return {"responses": self._engine.loop.run_until_complete(everyone())}
-
-    async def _serve_one(self, request: Mapping[str, Any]) -> list[dict[str, Any]]:
-        call = {
-            "input_ids": request["prompt"],
-            "sampling_params": {
-                "max_new_tokens": request["max_new_tokens"],
-                "temperature": request["temperature"],
-                "sampling_seed": request["seed"],
-                "n": request["samples"],
-                "ignore_eos": True,
-            },
-            "return_logprob": True,
-        }
-        if request["abort_after"] is None:
-            outputs = await self._engine.async_generate(**call)
-            return [_response(output) for output in (outputs if isinstance(outputs, list) else [outputs])]
-        rid, asked = request["id"], False
-        last: Mapping[str, Any] = {}
-        async for output in await self._engine.async_generate(**call, rid=rid, stream=True):
-            last = output
-            if not asked and output["meta_info"]["completion_tokens"] >= request["abort_after"]:
-                self._engine.tokenizer_manager.abort_request(rid=rid)
-                asked = True
-        return [_response(last)]
+        if aborting is not None:
+            await aborting
+        return outputs
 
     def update(self, command: Mapping[str, Any]) -> dict[str, Any]:
-        """Update the weights from bucket files or from a model folder; the engine's own words about it."""
-        manager = self._engine.tokenizer_manager
-        for request in self._update_requests(command):
-            way = manager.update_weights_from_disk if command["way"] == "disk" else manager.update_weights_from_tensor
-            success, message, *_ = self._engine.loop.run_until_complete(way(request, None))
-            if not success:
-                break
-        return {"success": success, "message": message}
+        """Give the engine new weights, from files of whole tensors or from a model folder, under a version.
 
-    def _update_requests(self, command: Mapping[str, Any]) -> Iterator[Any]:
-        """The engine's update requests one after the other, so that one bucket is in memory at a time."""
+        Several files are one update: the engine serves nothing between the first and the last. Raises RuntimeError
+        with the engine's reason when it takes one of them not.
+        """
         from safetensors.torch import load_file
         from sglang.srt.managers.io_struct import UpdateWeightFromDiskReqInput, UpdateWeightsFromTensorReqInput
-        from sglang.srt.utils import MultiprocessingSerializer
-        from sglang.srt.weight_sync.tensor_bucket import FlattenedTensorBucket
 
-        version = command["weight_version"]
-        if command["way"] == "disk":
-            yield UpdateWeightFromDiskReqInput(model_path=command["folder"], weight_version=version)
-            return
-        for number, file in enumerate(command["files"], start=1):
-            bucket = FlattenedTensorBucket(named_tensors=list(load_file(file).items()))
-            payload = {"flattened_tensor": bucket.get_flattened_tensor(), "metadata": bucket.get_metadata()}
-            yield UpdateWeightsFromTensorReqInput(
-                serialized_named_tensors=[
-                    MultiprocessingSerializer.serialize(payload) for _ in range(self._engine.server_args.tp_size)
-                ],
-                load_format="flattened_bucket",
-                flush_cache=number == len(command["files"]),
-                weight_version=version,
+        manager, loop = self._engine.tokenizer_manager, self._engine.loop
+        files, version = command["files"], command["weight_version"]
+        if not files:
+            request = UpdateWeightFromDiskReqInput(model_path=command["folder"], weight_version=version)
+            success, message, *_ = loop.run_until_complete(manager.update_weights_from_disk(request, None))
+            if not success:
+                raise RuntimeError(message)
+        for file in files:
+            payload = self._engine._serialize_tensors_per_rank(list(load_file(file).items()), None)
+            update = UpdateWeightsFromTensorReqInput(
+                serialized_named_tensors=payload, flush_cache=file == files[-1], weight_version=version
             )
+            success, message = loop.run_until_complete(manager.update_weights_from_tensor(update, None))
+            if not success:
+                raise RuntimeError(message)
+        return {}
 
     def flush_cache(self, command: Mapping[str, Any]) -> dict[str, Any]:
         """Empty the prefix cache; an engine that is not idle does not."""
@@ -134,18 +112,8 @@ class EngineHost:
             self._engine.shutdown()
 
 
-def _response(output: Mapping[str, Any]) -> dict[str, Any]:
-    meta = output["meta_info"]
-    finish = meta["finish_reason"] or {}
-    return {
-        "tokens": list(output["output_ids"]),
-        "logprobs": encode_fp32(_decode_logprobs(output)),
-        "weight_version": meta["weight_version"],
-        "cached_tokens": meta["cached_tokens"],
-        "retractions": meta["num_retractions"],
-        "aborted": finish.get("type") == "abort",
-        "finish_reason": str(finish),
-    }
+def _finish_reason(output: Mapping[str, Any]) -> str:
+    return str((output["meta_info"].get("finish_reason") or {}).get("type"))
 
 
 def _decode_logprobs(output: Mapping[str, Any]) -> list[float]:
@@ -168,7 +136,6 @@ def host_engine(host: EngineHost) -> None:
             "start": host.start,
             "receipts": host.receipts,
             "sample": host.sample,
-            "serve": host.serve,
             "update": host.update,
             "flush_cache": host.flush_cache,
             "start_recording": host.start_recording,

@@ -48,12 +48,11 @@ class TrainerHost:
             TrainLayout(**command["layout"]),
             getattr(torch, command["dtype"]),
             weight_version=command["weight_version"],
-            optimizer=None if command["optimizer"] is None else OptimizerSettings(**command["optimizer"]),
+            optimizer=OptimizerSettings(**command["optimizer"]) if command.get("optimizer") is not None else None,
         )
-        return self.receipts(command)
+        return self._receipts()
 
-    def receipts(self, command: Mapping[str, Any]) -> dict[str, Any]:
-        """The receipts of all ranks, read back from live objects now."""
+    def _receipts(self) -> dict[str, Any]:
         return {"receipts": [receipt.model_dump(mode="json") for receipt in self._trainer.receipts()]}
 
     def score(self, command: Mapping[str, Any]) -> dict[str, Any]:
@@ -69,27 +68,33 @@ class TrainerHost:
         return {"logprobs": [encode_fp32(row) for row in rows]}
 
     def step(self, command: Mapping[str, Any]) -> dict[str, Any]:
-        """One optimiser step over the responses with a weight a token."""
+        """One optimiser step; the receipts show the new weights under their new version."""
         result = self._trainer.train_step(
-            _sequences(command), command["temperature"], command["weights"], command["micro_batch_tokens"]
+            _sequences(command),
+            temperature=command["temperature"],
+            weights=command["weights"],
+            micro_batch_tokens=command["micro_batch_tokens"],
         )
-        return {"loss": result.loss, "grad_norm": result.grad_norm, "token_count": result.token_count}
+        self._trainer.weight_version = command["weight_version"]
+        return {"loss": result.loss, "grad_norm": result.grad_norm, **self._receipts()}
 
     def export(self, command: Mapping[str, Any]) -> dict[str, Any]:
-        """Write the current weights into a folder: rank 0 as bucket files, or all ranks as a model folder."""
+        """Write the weights into a folder that does not exist yet: a Hugging Face model, or files of whole tensors."""
+        folder = Path(command["folder"])
+        if command["way"] == "disk":
+            self._trainer.save(folder)
+            return {"files": []}
         from safetensors.torch import save_file
 
-        folder, files = Path(command["folder"]), list[str]()
+        files: list[str] = []
 
         def take(bucket: list[tuple[str, Any]]) -> None:
+            folder.mkdir(exist_ok=True)
             files.append(str(folder / f"bucket-{len(files):05d}.safetensors"))
             save_file(dict(bucket), files[-1])
 
-        if command["way"] == "disk":
-            self._trainer.save(folder)
-        else:
-            self._trainer.export(take, command["bucket_bytes"])
-        return {"files": files, "weight_version": self._trainer.weight_version}
+        self._trainer.export(take, command["bucket_bytes"])
+        return {"files": files}
 
     def close(self, command: Mapping[str, Any]) -> dict[str, Any]:
         """Tear the model and the process group down, keep the process."""
@@ -121,7 +126,6 @@ def main() -> None:
         {
             "start": host.start,
             "build": host.build,
-            "receipts": host.receipts,
             "score": host.score,
             "step": host.step,
             "export": host.export,

@@ -72,7 +72,9 @@ def check_vendored(contract_dir: Path | None = None) -> None:
         raise DigestMismatch(f"vendored contract {folder}: {MANIFEST_NAME} is missing; {repair}")
     try:
         expected: dict[str, str] = json.loads(path.read_text(encoding="utf-8"))["files"]
-    except (ValueError, KeyError, TypeError) as error:
+        if not isinstance(expected, dict):
+            raise TypeError("files is no object")
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise DigestMismatch(f"vendored contract {path}: no manifest; {repair}") from error
     present = package_files(folder)
     present.pop(MANIFEST_NAME)

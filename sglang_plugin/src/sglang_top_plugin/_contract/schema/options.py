@@ -90,7 +90,8 @@ def option_table(surface: Surface, version: str) -> OptionTable:
     Raises `VersionRefused` if that version has not been classed.
     """
     path = _DATA_DIR / f"{surface}-{version}.json"
-    if not path.is_file():
+    # looked up among the names: a damaged version may be no name of a file at all
+    if path not in [item for item in _DATA_DIR.glob("*.json") if item.is_file()]:
         known = sorted(item.stem.removeprefix(f"{surface}-") for item in _DATA_DIR.glob(f"{surface}-*.json"))
         package = _PACKAGES.get(surface, surface)
         raise VersionRefused(
@@ -167,7 +168,8 @@ def _check_bounds(table: OptionTable, values: Mapping[str, Any]) -> None:
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if (
             not number
-            or not math.isfinite(value)
+            # an integer may be beyond floats
+            or not (isinstance(value, int) or math.isfinite(value))
             or value < bound.minimum
             or (bound.exclusive and value == bound.minimum)
         ):

@@ -1,0 +1,214 @@
+"""Weight updates of a live engine.
+
+Theorem: an update that names anything wrong changes no bit of what the engine serves; one that has begun is served only
+when it is whole, and is then served exactly; in between every request is refused, and the receipts say why.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from miles_top_launcher.tiny import TinyModel, build
+from tests.sglang.rollout import Sample, bits, engine, prompts, sample
+
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
+
+PROMPTS = prompts(TinyModel().vocab_size, (3, 40, 90))
+NORM = "model.norm.weight"
+
+
+@pytest.fixture(scope="module")
+def live(tied_model: Path) -> Iterator[Any]:
+    with engine(tied_model, tp_size=2, weight_version="0") as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def old(tied_model: Path) -> dict[str, torch.Tensor]:
+    return load_file(tied_model / "model.safetensors")
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of the same sizes and other weights."""
+    return build(TinyModel(weight_seed=9), tmp_path_factory.mktemp("other") / "model")
+
+
+def update(live: Any, tensors: Any, load_format: str | None = None, **more: Any) -> tuple[bool, str]:
+    from sglang.srt.managers.io_struct import UpdateWeightsFromTensorReqInput
+
+    named = list(tensors.items()) if isinstance(tensors, dict) else tensors
+    payload = live._serialize_tensors_per_rank(named, None)
+    request = UpdateWeightsFromTensorReqInput(serialized_named_tensors=payload, load_format=load_format, **more)
+    success, message = live.loop.run_until_complete(live.tokenizer_manager.update_weights_from_tensor(request, None))
+    return success, message
+
+
+def from_disk(live: Any, folder: Path, **more: Any) -> tuple[bool, str]:
+    from sglang.srt.managers.io_struct import UpdateWeightFromDiskReqInput
+
+    request = UpdateWeightFromDiskReqInput(model_path=str(folder), **more)
+    success, message, _ = live.loop.run_until_complete(live.tokenizer_manager.update_weights_from_disk(request, None))
+    return success, message
+
+
+def receipts(live: Any) -> list[dict[str, Any]]:
+    return list(live.get_server_info()["true_on_policy"]["receipts"])
+
+
+def served(live: Any) -> list[Sample]:
+    live.flush_cache()
+    return sample(live, PROMPTS, 1.0)
+
+
+def same(one: list[Sample], other: list[Sample]) -> bool:
+    return [(a.tokens, bits(a.logprobs)) for a in one] == [(b.tokens, bits(b.logprobs)) for b in other]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda old: {}, "no tensor was given"),
+        (lambda old: {"model.norm.bias": old[NORM]}, "'model.norm.bias' is none of the model's"),
+        (lambda old: {"norm.weight": old[NORM]}, "'norm.weight' is none of the model's"),
+        (lambda old: {"lm_head.weight": old["model.embed_tokens.weight"]}, "this model is tied: leave its head out"),
+        (lambda old: {NORM: old[NORM][:-1]}, r"model.norm.weight is torch.bfloat16 \[127\], the model holds"),
+        (lambda old: {NORM: old[NORM].float()}, r"model.norm.weight is torch.float32 \[128\]"),
+        (lambda old: [(NORM, old[NORM]), (NORM, old[NORM])], "model.norm.weight is given twice"),
+        (lambda old: {**old, "model.layers.7.mlp.up_proj.weight": old[NORM]}, "layers.7.* is none of the model's"),
+    ],
+)
+def test_a_wrong_tensor_changes_nothing(
+    live: Any, old: dict[str, torch.Tensor], change: Callable[[Any], Any], message: str
+) -> None:
+    import re
+
+    before, shown = served(live), receipts(live)
+    success, said = update(live, change(old), weight_version="99")
+    assert not success
+    assert re.search(message, said) and "nothing was changed" in said and "\n" not in said
+    assert receipts(live) == shown
+    # the cache was neither flushed nor spoilt: the same requests are served from it
+    assert same(sample(live, PROMPTS, 1.0), before)
+
+
+def test_a_loader_that_goes_past_the_checks_is_refused(live: Any, old: dict[str, torch.Tensor]) -> None:
+    success, said = update(live, old, load_format="direct")
+    assert not success and "load_format='direct'" in said
+
+
+@pytest.mark.parametrize("damage", ["no folder", "missing", "surplus", "shape", "cut short", "other sizes", "format"])
+def test_a_wrong_folder_changes_nothing(live: Any, other: Path, damage: str, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    load_format = None
+    if damage != "no folder":
+        shutil.copytree(other, folder)
+        stored = load_file(folder / "model.safetensors")
+        file = folder / "model.safetensors"
+        if damage == "missing":
+            del stored["model.layers.1.self_attn.k_norm.weight"]
+        elif damage == "surplus":
+            stored["model.layers.1.self_attn.q_proj.bias"] = torch.zeros(256)
+        elif damage == "shape":
+            stored[NORM] = torch.ones(64, dtype=torch.bfloat16)
+        save_file(stored, file, metadata={"format": "pt"})
+        if damage == "cut short":
+            file.write_bytes(file.read_bytes()[:-100])
+        elif damage == "other sizes":
+            config = json.loads((folder / "config.json").read_text())
+            (folder / "config.json").write_text(json.dumps(config | {"rope_theta": 5e5}))
+        elif damage == "format":
+            load_format = "dummy"
+    before, shown = served(live), receipts(live)
+    success, said = from_disk(live, folder, load_format=load_format, weight_version="99")
+    assert not success
+    assert "nothing was changed" in said and "\n" not in said
+    assert receipts(live) == shown
+    assert same(sample(live, PROMPTS, 1.0), before)
+
+
+def test_an_update_in_buckets_is_served_whole_or_not_at_all(
+    live: Any, old: dict[str, torch.Tensor], other: Path
+) -> None:
+    new = load_file(other / "model.safetensors")
+    names = list(new)
+    before = served(live)
+    assert update(live, {name: new[name] for name in names[:5]}, flush_cache=False, weight_version="7")[0]
+    for attempt in range(2):
+        with pytest.raises(ValueError, match=f"the weights are a mixture: {len(names) - 5} of {len(names)} tensors"):
+            sample(live, PROMPTS, 1.0)
+        # neither a flush nor a question makes it whole
+        live.flush_cache()
+        shown = receipts(live)
+        assert {receipt["weight_version"] for receipt in shown} == {"incomplete update"}, attempt
+    assert update(live, {name: new[name] for name in names[5:]}, flush_cache=True, weight_version="7")[0]
+    served_new = served(live)
+    assert not same(served_new, before)
+    assert {receipt["weight_version"] for receipt in receipts(live)} == {"7"}
+    assert {one.meta["weight_version"] for one in served_new} == {"7"}
+    # the same weights from disk, under another version: the same bits
+    assert from_disk(live, other, weight_version="8")[0]
+    assert same(served(live), served_new)
+    digests = receipts(live)[0]["weights"]
+    assert update(live, old, weight_version="9")[0]
+    assert same(served(live), before)
+    assert all(receipts(live)[0]["weights"][name] != digest for name, digest in digests.items() if "proj" in name)
+
+
+def test_an_update_that_was_broken_off_heals_with_a_whole_one(
+    live: Any, old: dict[str, torch.Tensor], other: Path
+) -> None:
+    before = served(live)
+    new = load_file(other / "model.safetensors")
+    names = list(new)
+    assert update(live, {name: new[name] for name in names[:8]}, flush_cache=False)[0]
+    # the sender died and begins again: what came before does not count, even with a flush at its end
+    assert update(live, {name: old[name] for name in names[4:]}, flush_cache=True)[0]
+    with pytest.raises(ValueError, match=f"mixture: 4 of {len(names)} tensors"):
+        sample(live, PROMPTS, 1.0)
+    assert update(live, old)[0]
+    assert same(served(live), before)
+
+
+def test_an_update_right_behind_a_request_waits_for_it(live: Any, old: dict[str, torch.Tensor], other: Path) -> None:
+    """A bucket that flushes nothing would otherwise change the weights in mid-response."""
+    import asyncio
+
+    before = served(live)
+    params = {"temperature": 1.0, "max_new_tokens": 64, "ignore_eos": True, "sampling_seed": 3}
+    alone = live.generate(input_ids=PROMPTS[1], sampling_params=params, return_logprob=True)
+
+    async def both() -> dict[str, Any]:
+        from sglang.srt.managers.io_struct import UpdateWeightsFromTensorReqInput
+
+        asked = asyncio.ensure_future(
+            live.async_generate(input_ids=PROMPTS[1], sampling_params=params, return_logprob=True)
+        )
+        await asyncio.sleep(0.1)
+        payload = live._serialize_tensors_per_rank(list(load_file(other / "model.safetensors").items())[:4], None)
+        request = UpdateWeightsFromTensorReqInput(serialized_named_tensors=payload, flush_cache=False)
+        assert (await live.tokenizer_manager.update_weights_from_tensor(request, None))[0]
+        return dict(await asked)
+
+    together = live.loop.run_until_complete(both())
+    assert together["output_ids"] == alone["output_ids"]
+    logprobs = [[entry[0] for entry in one["meta_info"]["output_token_logprobs"]] for one in (alone, together)]
+    assert bits(logprobs[0]) == bits(logprobs[1])
+    assert update(live, old)[0]
+    assert same(served(live), before)
+
+
+def test_a_checkpoint_engine_names_no_tensors_and_is_refused(live: Any) -> None:
+    from sglang.srt.managers.io_struct import UpdateWeightsFromIPCReqInput
+
+    request = UpdateWeightsFromIPCReqInput(zmq_handles={})
+    success, said = live.loop.run_until_complete(live.tokenizer_manager.update_weights_from_ipc(request, None))
+    assert not success and "nothing shows that all have arrived" in said
