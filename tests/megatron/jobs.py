@@ -51,6 +51,17 @@ def save(model: str, layout: dict[str, Any], *folders: str, dtype: str = "bfloat
             trainer.save(folder)
 
 
+def export(model: str, layout: dict[str, Any], bucket_bytes: int) -> list[list[tuple[str, Any]]]:
+    """The buckets that this rank was handed, tensors as their bits."""
+    buckets: list[list[tuple[str, Any]]] = []
+    with open_trainer(model, layout, "bfloat16") as trainer:
+        trainer.export(
+            lambda bucket: buckets.append([(name, tensor.view(torch.int16).numpy()) for name, tensor in bucket]),
+            bucket_bytes,
+        )
+    return buckets
+
+
 def gradients(
     model: str,
     layout: dict[str, Any],

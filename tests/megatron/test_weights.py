@@ -113,6 +113,23 @@ def test_a_full_disk_is_refused_on_every_rank_and_the_folder_keeps_its_model(
 
 
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+@pytest.mark.parametrize("layout", [{}, *(LAYOUTS[name] for name in ("tp2", "pp2", "tp2pp2", "cp2", "dp2"))], ids=str)
+def test_an_export_holds_every_tensor_once(
+    layout: Layout, tied: bool, ranks: RankPool, model_folder: Callable[[TinyModel], str]
+) -> None:
+    spec = TinyModel(tied=tied)
+    limit = 100_000
+    first, *others = ranks.run("export", world_size(layout), model_folder(spec), layout, limit)
+    assert all(buckets == [] for buckets in others)
+    assert len(first) > 3
+    assert all(len(bucket) == 1 or sum(bits.nbytes for _, bits in bucket) <= limit for bucket in first)
+    found = [(name, bits) for bucket in first for name, bits in bucket]
+    expected = weights(spec)
+    assert sorted(name for name, _ in found) == sorted(expected)
+    assert all((bits == expected[name].view(torch.int16).numpy()).all() for name, bits in found)
+
+
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 def test_digests_are_the_same_in_every_layout(
     tied: bool, ranks: RankPool, model_folder: Callable[[TinyModel], str]
 ) -> None:

@@ -171,8 +171,9 @@ def test_an_update_that_was_broken_off_heals_with_a_whole_one(
     names = list(new)
     assert update(live, {name: new[name] for name in names[:8]}, flush_cache=False)[0]
     # the sender died and begins again: what came before does not count, even with a flush at its end
-    assert update(live, {name: old[name] for name in names[4:]}, flush_cache=True)[0]
-    with pytest.raises(ValueError, match=f"mixture: 4 of {len(names)} tensors"):
+    success, said = update(live, {name: old[name] for name in names[4:]}, flush_cache=True)
+    assert not success and said.startswith("incomplete update: ")
+    with pytest.raises(ValueError, match="the weights are a mixture"):
         sample(live, PROMPTS, 1.0)
     assert update(live, old)[0]
     assert same(served(live), before)
@@ -204,6 +205,31 @@ def test_an_update_right_behind_a_request_waits_for_it(live: Any, old: dict[str,
     assert bits(logprobs[0]) == bits(logprobs[1])
     assert update(live, old)[0]
     assert same(served(live), before)
+
+
+def test_buckets_of_two_versions_are_no_update(live: Any, old: dict[str, torch.Tensor], other: Path) -> None:
+    before = served(live)
+    new = load_file(other / "model.safetensors")
+    names = list(new)
+    assert update(live, {name: new[name] for name in names[:8]}, flush_cache=False, weight_version="11")[0]
+    success, _ = update(live, {name: old[name] for name in names[8:]}, flush_cache=True, weight_version="12")
+    assert not success
+    with pytest.raises(ValueError, match="the weights are a mixture"):
+        sample(live, PROMPTS, 1.0)
+    assert update(live, old, weight_version="13")[0]
+    assert same(served(live), before)
+
+
+def test_a_payload_that_cannot_be_read_is_refused_on_every_rank(live: Any, old: dict[str, torch.Tensor]) -> None:
+    from sglang.srt.managers.io_struct import UpdateWeightsFromTensorReqInput
+
+    before = served(live)
+    good = live._serialize_tensors_per_rank(list(old.items()), None)
+    for payload in ([good[0], b"no pickle"], good[:1]):
+        request = UpdateWeightsFromTensorReqInput(serialized_named_tensors=payload)
+        success, said = live.loop.run_until_complete(live.tokenizer_manager.update_weights_from_tensor(request, None))
+        assert not success and "nothing was changed" in said, said
+    assert same(sample(live, PROMPTS, 1.0), before)
 
 
 def test_a_checkpoint_engine_names_no_tensors_and_is_refused(live: Any) -> None:
