@@ -50,9 +50,9 @@ vendor-check: setup
 test: lint types vendor-check
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --timeout=900 --durations=15 $(PYTEST_ARGS) $(TESTS)
 
-# 12 tests of 834 examples, new ones each time.
+# 20 tests of 500 examples, new ones each time.
 fuzz: setup
-	FUZZ_EXAMPLES=834 OMP_NUM_THREADS=1 nice $(BIN)/python -m pytest -p no:cacheprovider --durations=12 $(PYTEST_ARGS) tests/fuzz
+	FUZZ_EXAMPLES=500 OMP_NUM_THREADS=1 nice $(BIN)/python -m pytest -p no:cacheprovider --durations=20 $(PYTEST_ARGS) tests/fuzz
 
 soak: setup
 	@mkdir -p build

@@ -17,7 +17,7 @@ from miles_top_launcher.model_folder import check_weights
 from miles_top_launcher.problems import BadInput, one_line
 from miles_top_launcher.prompts import read_prompts
 from miles_top_launcher.report_file import clear_report
-from tests.fuzz.effort import in_time
+from tests.fuzz.examples import within
 from tests.launcher.dumps import SHAPE, write_dump
 
 
@@ -75,7 +75,7 @@ def test_a_bad_dump_is_refused(name: str, tmp_path: Path) -> None:
     spoil, expected = DUMPS[name]
     ours, theirs = write_dump(tmp_path / "rollout", "rollout"), write_dump(tmp_path / "trainer", "trainer")
     spoil(ours)
-    with in_time(), pytest.raises(BadInput) as refused:
+    with within(), pytest.raises(BadInput) as refused:
         diff_folders(ours, theirs)
     assert expected in str(refused.value)
 
@@ -115,5 +115,5 @@ def test_a_name_that_is_too_long_is_refused(tmp_path: Path) -> None:
 
 def test_a_named_pipe_of_weights_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "model.safetensors")
-    with in_time(), pytest.raises(BadInput, match="is no regular file"):
+    with within(), pytest.raises(BadInput, match="is no regular file"):
         check_weights(tmp_path, SHAPE)
