@@ -43,8 +43,8 @@ def test_a_short_soak_differs_nowhere(tmp_path: Path) -> None:
 
 
 def test_rounds_by_tensors_and_what_breaks_them(tmp_path: Path) -> None:
-    """One pair of engines in TP 2 x PP 2 and rollout TP 2, taken through good rounds and then each fault."""
-    plan = make_plan(VerifyRequest(rollout_tp=2, train_tp=2, pp=2, max_new_tokens=300), tmp_path)
+    """One pair of engines, the trainer in PP 2, taken through good rounds and then each fault."""
+    plan = make_plan(VerifyRequest(pp=2, max_new_tokens=300), tmp_path)
     build(plan.tiny[0], plan.models[0].path)
     transfer = WeightTransfer(way="tensors", folder=tmp_path / "weights", bucket_bytes=2**17)
     with Rounds(plan, tmp_path, transfer, OPTIMIZER) as both:

@@ -36,6 +36,7 @@ class Samples:
 class Batch:
     """Requests of one call, each with its own length and seed; one temperature, as a trainer scores with one.
 
+    `samples` is how many responses each request draws (none given: one each), side by side in the reply.
     `aborted` are those that are aborted `abort_after` seconds into the call, unless they have finished by then. No
     request's id may begin with another's: the engine aborts by prefix.
     """
@@ -45,6 +46,7 @@ class Batch:
     seeds: tuple[int, ...]
     temperature: float
     request_ids: tuple[str, ...]
+    samples: tuple[int, ...] = ()
     aborted: tuple[int, ...] = ()
     abort_after: float = 0.0
 
@@ -52,6 +54,12 @@ class Batch:
     def scoring_temperature(self) -> float:
         """The temperature log-probs are scored at: greedy is scored at 1."""
         return self.temperature if self.temperature > 0 else 1.0
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """The request of each response, in the reply's order."""
+        counts = self.samples or (1,) * len(self.prompts)
+        return tuple(index for index, count in enumerate(counts) for _ in range(count))
 
     def command(self) -> dict[str, Any]:
         """What the rollout worker is asked."""
@@ -64,6 +72,7 @@ class Batch:
                 for length, seed in sampling
             ],
             "request_ids": list(self.request_ids),
+            "samples": list(self.samples or (1,) * len(self.prompts)),
             "abort": [self.request_ids[index] for index in self.aborted],
             "abort_after": self.abort_after,
         }
@@ -71,7 +80,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSamples:
-    """The requests of a batch that finished (by their place in it), what they gave, and what happened on the way."""
+    """The responses of a batch that finished, each with its request's place in it, and what happened on the way."""
 
     finished: tuple[int, ...]
     responses: tuple[tuple[int, ...], ...]
@@ -91,30 +100,29 @@ class BatchSamples:
 def read_batch(name: str, reply: dict[str, Any], batch: Batch) -> BatchSamples:
     """A rollout worker's reply to a batch. Raises WorkerFailed when one that was not aborted is not whole."""
     fields = ("responses", "logprobs", "weight_versions", "finish_reasons", "retractions", "cached_tokens")
-    if any(len(reply[field]) != len(batch.prompts) for field in fields):
-        raise WorkerFailed(
-            f"{name} gave {[len(reply[field]) for field in fields]} items to {len(batch.prompts)} prompts"
-        )
-    finished = tuple(index for index, reason in enumerate(reply["finish_reasons"]) if reason != "abort")
-    stray = set(range(len(batch.prompts))) - set(finished) - set(batch.aborted)
+    requests = batch.rows
+    if any(len(reply[field]) != len(requests) for field in fields):
+        raise WorkerFailed(f"{name} gave {[len(reply[field]) for field in fields]} items for {len(requests)} responses")
+    finished = tuple(row for row, reason in enumerate(reply["finish_reasons"]) if reason != "abort")
+    stray = {requests[row] for row in range(len(requests)) if row not in finished} - set(batch.aborted)
     if stray or not finished:
         raise WorkerFailed(
             f"{name} aborted requests {sorted(stray)} that nobody asked it to abort, of {len(batch.prompts)}"
         )
-    rows = {index: tuple(decode_fp32(reply["logprobs"][index])) for index in finished}
-    for index, row in rows.items():
-        got = len(reply["responses"][index])
-        if got != batch.max_new_tokens[index] or len(row) != got:
+    logprobs = {row: tuple(decode_fp32(reply["logprobs"][row])) for row in finished}
+    for row, values in logprobs.items():
+        got, wanted = len(reply["responses"][row]), batch.max_new_tokens[requests[row]]
+        if got != wanted or len(values) != got:
             raise WorkerFailed(
-                f"{name} gave {got} tokens and {len(row)} log-probs to request {index}, where "
-                f"{batch.max_new_tokens[index]} were asked for"
+                f"{name} gave {got} tokens and {len(values)} log-probs to request {requests[row]}, where {wanted} were "
+                "asked for"
             )
     return BatchSamples(
-        finished=finished,
-        responses=tuple(tuple(reply["responses"][index]) for index in finished),
-        logprobs=tuple(rows[index] for index in finished),
-        weight_versions=tuple(str(reply["weight_versions"][index]) for index in finished),
-        aborted=len(batch.prompts) - len(finished),
+        finished=tuple(requests[row] for row in finished),
+        responses=tuple(tuple(reply["responses"][row]) for row in finished),
+        logprobs=tuple(logprobs[row] for row in finished),
+        weight_versions=tuple(str(reply["weight_versions"][row]) for row in finished),
+        aborted=len(requests) - len(finished),
         retractions=sum(reply["retractions"]),
         cached_tokens=sum(reply["cached_tokens"]),
     )

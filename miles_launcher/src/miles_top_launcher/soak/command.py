@@ -37,6 +37,7 @@ def run_soak(request: SoakRequest) -> int:
         if not 1 <= request.rounds <= MOST_ROUNDS:
             raise BadInput(f"--rounds {request.rounds}: must be 1 to {MOST_ROUNDS}")
         plan = replace(make_plan(request.run, workspace), rollout_options=ROLLOUT_OPTIONS)
+        from .run import WARM_UP
         from .run import soak as run
 
         found = run(plan, workspace, request.rounds, request.update, say)
@@ -55,6 +56,8 @@ def run_soak(request: SoakRequest) -> int:
             style="bold red" if reasons else "bold green",
             soft_wrap=True,
         )
+        if not found.growth_judged:
+            console.print(f"growth was not judged: {found.rounds} rounds, of which {2 * WARM_UP} are needed")
         return DIFFERS if reasons else EXACT
 
     return at_terminal(soak, request.json, REPORT_KEYS)

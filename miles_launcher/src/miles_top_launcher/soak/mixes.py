@@ -14,8 +14,8 @@ ABORTED_TOKENS = 300
 
 def draw_batch(seed: int, number: int, vocab_size: int, requests: int) -> Batch:
     """The requests of round `number`: prompts of 1 to 600 tokens, a third of them continuing one shared prefix (so
-    that the cache is hit) and some drawn twice with other seeds; short and long responses; one temperature; and two
-    requests that are aborted while they run."""
+    that the cache is hit) and some drawn twice with other seeds; short and long responses; one temperature; two that
+    are aborted while they run, and one that draws three samples."""
     rng = random.Random(f"{seed}:{number}")
 
     def tokens(count: int) -> tuple[int, ...]:
@@ -34,12 +34,14 @@ def draw_batch(seed: int, number: int, vocab_size: int, requests: int) -> Batch:
     lengths = [rng.choice((1, 2, rng.randint(3, 60), rng.randint(3, 60))) for _ in range(requests)]
     for index in aborted:
         lengths[index] = ABORTED_TOKENS
+    several = rng.choice([index for index in range(requests) if index not in aborted])
     return Batch(
         prompts=tuple(prompts),
         max_new_tokens=tuple(lengths),
         seeds=tuple(rng.randrange(2**31) for _ in range(requests)),
         temperature=rng.choice(TEMPERATURES),
         request_ids=tuple(f"round-{number:05d}-request-{index:05d}" for index in range(requests)),
+        samples=tuple(3 if index == several else 1 for index in range(requests)),
         aborted=aborted,
         abort_after=rng.uniform(0.05, 0.6),
     )

@@ -11,26 +11,29 @@ MIB = 2**20
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Over all processes of some groups: bytes that are theirs alone (anonymous memory and private pages), open
-    descriptors, and the number of processes."""
+    """Over some processes: bytes of anonymous and of shared memory, open descriptors, and how many processes they are.
+
+    A page that several processes map counts once among them. Pages of files are left out: how many of them are resident
+    is the kernel's choice.
+    """
 
     memory: int
     handles: int
     processes: int
 
 
-def usage(groups: Iterable[int]) -> Usage:
-    """What the processes of these process groups hold now. One that ends meanwhile is left out."""
-    wanted = set(groups)
+def usage(groups: Iterable[int], processes_too: Iterable[int] = ()) -> Usage:
+    """What these process groups, and these processes, hold now. A process that ends meanwhile is left out."""
+    wanted, single = set(groups), set(processes_too)
     memory = handles = processes = 0
     for folder in Path("/proc").iterdir():
         if not folder.name.isdigit():
             continue
         try:
             group = int((folder / "stat").read_text().rpartition(")")[2].split()[2])
-            if group not in wanted:
+            if group not in wanted and int(folder.name) not in single:
                 continue
-            memory += _private(folder / "smaps_rollup")
+            memory += _held(folder / "smaps_rollup")
             handles += len(list((folder / "fd").iterdir()))
         except OSError:
             continue
@@ -38,11 +41,11 @@ def usage(groups: Iterable[int]) -> Usage:
     return Usage(memory, handles, processes)
 
 
-def _private(path: Path) -> int:
-    """Shared pages would be counted once a process, and move between them."""
+def _held(path: Path) -> int:
+    """Bytes of one process; of a page that it shares, its share."""
     kilobytes = 0
     for line in path.read_text().splitlines():
-        if line.startswith(("Private_Clean:", "Private_Dirty:", "Private_Hugetlb:")):
+        if line.startswith(("Pss_Anon:", "Pss_Shmem:", "Private_Hugetlb:")):
             kilobytes += int(line.split()[1])
     return kilobytes * 1024
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -62,6 +63,11 @@ class Soak:
         """Usage of the rounds after the warm-up."""
         return self.usages[WARM_UP:]
 
+    @property
+    def growth_judged(self) -> bool:
+        """Whether there were rounds enough behind the warm-up to tell growth from settling."""
+        return len(self.settled) >= WARM_UP
+
     def reasons(self) -> tuple[str, ...]:
         """Why the soak failed, in words; empty when it did not."""
         found = []
@@ -72,7 +78,7 @@ class Soak:
             )
         if len(self.versions) != self.rounds:
             found.append(f"{len(self.versions)} weight versions in {self.rounds} rounds; each round needs its own")
-        if len(self.settled) >= WARM_UP:
+        if self.growth_judged:
             first, last = self.ends()
             if last.memory > first.memory * (1 + MOST_MEMORY_GROWTH):
                 found.append(f"memory grew from {first.memory / MIB:.0f} to {last.memory / MIB:.0f} MiB")
@@ -92,6 +98,7 @@ class Soak:
             "verdict": "failed" if self.reasons() else "passed",
             "reasons": list(self.reasons()),
             "rounds": self.rounds,
+            "growth_judged": self.growth_judged,
             "token_count": self.tokens,
             "mismatch_count": self.mismatches,
             "nonfinite_count": self.nonfinite,
@@ -133,7 +140,7 @@ def soak(plan: LaunchPlan, workspace: Path, rounds: int, way: Way, say: Say) -> 
         groups = (both.engine.process_group, *both.pool.process_groups)
         for number in range(rounds):
             one = both.run(draw_batch(plan.seed, number, model.shape.vocab_size, REQUESTS))
-            found.add(one, usage(groups))
+            found.add(one, usage(groups, [os.getpid()]))
             if not one.comparison.exact or number % 10 == 9 or number == rounds - 1:
                 held = found.usages[-1]
                 say(

@@ -51,15 +51,31 @@ class EngineHost:
                 self._engine.tokenizer_manager.abort_request(rid=request_id)
 
         aborting = asyncio.ensure_future(abort()) if command.get("abort") else None
-        outputs: list[Mapping[str, Any]] = await self._engine.async_generate(
-            input_ids=command["prompts"],
-            sampling_params=command["sampling_params"],
-            return_logprob=True,
-            rid=command.get("request_ids"),
+        prompts, sampling, ids = command["prompts"], command["sampling_params"], command.get("request_ids")
+        counts = command.get("samples") or [1] * len(prompts)
+        # The engine wants one number of samples in a call: those that draw several are calls of their own beside it.
+        single = [index for index, count in enumerate(counts) if count == 1]
+        several = [index for index, count in enumerate(counts) if count > 1]
+        first, *others = await asyncio.gather(
+            self._engine.async_generate(
+                input_ids=[prompts[index] for index in single],
+                sampling_params=[sampling[index] for index in single],
+                return_logprob=True,
+                rid=[ids[index] for index in single] if ids else None,
+            ),
+            *(
+                self._engine.async_generate(
+                    input_ids=prompts[index],
+                    sampling_params=sampling[index] | {"n": counts[index]},
+                    return_logprob=True,
+                )
+                for index in several
+            ),
         )
         if aborting is not None:
             await aborting
-        return outputs
+        found = dict(zip(single, ([output] for output in first), strict=True)) | dict(zip(several, others, strict=True))
+        return [output for index in range(len(prompts)) for output in found[index]]
 
     def update(self, command: Mapping[str, Any]) -> dict[str, Any]:
         """Give the engine new weights, from files of whole tensors or from a model folder, under a version.
