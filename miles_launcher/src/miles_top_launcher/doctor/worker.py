@@ -8,6 +8,7 @@ import importlib
 import multiprocessing
 import sys
 from collections.abc import Iterable, Mapping
+from importlib.metadata import version
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -25,7 +26,6 @@ def kernels(command: Mapping[str, Any]) -> dict[str, Any]:
 
 def megatron(command: Mapping[str, Any]) -> dict[str, Any]:
     """Import megatron-core and the plugin's spec, and have Megatron's config made and accepted under the contract."""
-    import megatron.core
     import torch
 
     from megatron_top_plugin._contract.schema.contract import TrueOnPolicyContract
@@ -46,7 +46,8 @@ def megatron(command: Mapping[str, Any]) -> dict[str, Any]:
     for kind in classes:
         if kind.__module__.partition(".")[0] != "megatron_top_plugin":
             raise Refusal(f"the spec gives {kind.__module__}.{kind.__qualname__}, which is not the contract's")
-    return {"version": megatron.core.__version__}
+    # not `megatron.core.__version__`, to which it adds the commit of whatever folder it is imported in
+    return {"version": version("megatron-core")}
 
 
 def fa3(command: Mapping[str, Any]) -> dict[str, Any]:
