@@ -20,6 +20,7 @@ from miles_top_launcher.exit_codes import INTERRUPTED
 from miles_top_launcher.plan import LaunchPlan, VerifyRequest, make_plan
 from miles_top_launcher.problems import WorkerFailed
 from miles_top_launcher.rollout import RolloutEngine
+from miles_top_launcher.soak.run import OPTIMIZER
 from miles_top_launcher.tiny import build
 from miles_top_launcher.trainer import TrainerPool
 from tests.parity.run_processes import group, new_mark, processes, wait_until_gone
@@ -72,17 +73,17 @@ def test_a_scheduler_killed_in_mid_rollout_ends_the_run(tmp_path: Path) -> None:
     assert group(leader) == []
 
 
-def test_a_trainer_rank_killed_while_it_scores_is_named(tmp_path: Path) -> None:
+def test_a_trainer_rank_killed_in_mid_step_is_named(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, train_tp=2)
     responses = [[5] * 2000] * len(plan.prompts)
     with TrainerPool(plan, 2, tmp_path) as pool:
         pool.start()
-        pool.build(plan.models[0], TrainLayout(tp=2))
+        pool.build(plan.models[0], TrainLayout(tp=2), OPTIMIZER)
         leaders = [worker.process.pid for worker in pool._workers]
         killer = threading.Timer(3, os.kill, (leaders[1], signal.SIGKILL))
         killer.start()
         began = time.monotonic()
         with pytest.raises(WorkerFailed, match="trainer rank 1 was killed by signal 9"):
-            pool.score(plan.prompts, responses)
+            pool.step(plan.prompts, responses, 1.0, [[1.0] * len(row) for row in responses], "1")
         assert time.monotonic() - began < 60
     assert [pid for leader in leaders for pid in group(leader)] == []
