@@ -59,7 +59,8 @@ class LaunchPlan:
 
     `tiny` are the models still to be written into the folders of `models` (none for a person's own folder).
     `temperature` 0 is greedy; a request's seed is `seed` plus its index. `rollout_options` are further
-    `sglang.Engine` keywords, which win over those that a run chooses by itself.
+    `sglang.Engine` keywords, which win over those that a run chooses by itself, and `rollout_environment` further
+    variables of its processes.
     """
 
     contract: TrueOnPolicyContract
@@ -75,6 +76,7 @@ class LaunchPlan:
     seed: int
     report: Path | None
     rollout_options: Mapping[str, Any] = field(default_factory=dict)
+    rollout_environment: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def scoring_temperature(self) -> float:

@@ -44,7 +44,10 @@ class RolloutEngine:
         self.name = f"rollout engine TP{tp} of {model.name}"
         self._plan = plan
         self._worker = Worker(
-            self.name, "miles_top_launcher.workers.rollout", log, engine_environment(plan.contract, plan.device)
+            self.name,
+            "miles_top_launcher.workers.rollout",
+            log,
+            engine_environment(plan.contract, plan.device) | dict(plan.rollout_environment),
         )
         self._settings = engine_settings(plan, model, tp)
 

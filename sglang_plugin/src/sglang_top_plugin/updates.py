@@ -120,18 +120,21 @@ def _from_distributed(
     names: Sequence[str],
     dtypes: Sequence[Any],
     shapes: Sequence[Sequence[int]],
+    group_name: str,
     *args: Any,
     **kwargs: Any,
 ) -> Any:
     """A refused call does not take part in the broadcast: its sender learns from the reply, not from the group."""
 
     def why_not() -> str | None:
+        if group_name not in self._model_update_group:
+            return f"group {group_name!r}: no such group; there are {sorted(self._model_update_group)}"
         if not len(names) == len(dtypes) == len(shapes):
             return f"{len(names)} names, {len(dtypes)} dtypes and {len(shapes)} shapes; give one of each a tensor"
         types = [dtype if isinstance(dtype, torch.dtype) else getattr(torch, str(dtype), None) for dtype in dtypes]
         return _why_not_tensors(list(zip(names, types, map(tuple, shapes), strict=True)))
 
-    return _load(why_not, lambda: original(self, names, dtypes, shapes, *args, **kwargs), lambda: names)
+    return _load(why_not, lambda: original(self, names, dtypes, shapes, group_name, *args, **kwargs), lambda: names)
 
 
 def _from_disk(original: Callable[..., Any], self: Any, model_path: str, *args: Any, **kwargs: Any) -> Any:

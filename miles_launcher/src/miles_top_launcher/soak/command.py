@@ -16,8 +16,10 @@ from .resources import MIB
 #: By these a file is known as a report of this command.
 REPORT_KEYS = frozenset({"verdict", "rounds", "memory_mib", "handles"})
 MOST_ROUNDS = 1_000_000
-# More than the longest request needs, and far less than a batch: admitted boldly, some requests are retracted.
+# More than the longest request needs, and far less than a batch.
 ROLLOUT_OPTIONS = {"max_total_tokens": 1536, "schedule_conservativeness": 0.05}
+# The engine's own switch: it retracts requests at every 40th forward pass, as if its cache were full.
+ROLLOUT_ENVIRONMENT = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "40"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +38,9 @@ def run_soak(request: SoakRequest) -> int:
     def soak(workspace: Path, say: Say) -> int:
         if not 1 <= request.rounds <= MOST_ROUNDS:
             raise BadInput(f"--rounds {request.rounds}: must be 1 to {MOST_ROUNDS}")
-        plan = replace(make_plan(request.run, workspace), rollout_options=ROLLOUT_OPTIONS)
+        plan = replace(
+            make_plan(request.run, workspace), rollout_options=ROLLOUT_OPTIONS, rollout_environment=ROLLOUT_ENVIRONMENT
+        )
         from .run import WARM_UP
         from .run import soak as run
 
