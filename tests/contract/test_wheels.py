@@ -1,4 +1,4 @@
-"""The three packages as a user gets them: built, installed beside three libraries, run.
+"""The three packages as a user gets them: built, installed, run.
 
 Theorem: each wheel holds its vendored contract whole, and the three of them show
 one schema digest, without either engine installed.
@@ -19,6 +19,7 @@ import pytest
 
 from contract_schema.schema.digest import kernels_digest, schema_digest
 from tests.contract.examples import NAME, contract
+from tests.launcher.dumps import write_dump
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = {
@@ -75,8 +76,8 @@ def wheels(environment: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
 
 @pytest.fixture(scope="module")
 def python(environment: Path, wheels: dict[str, Path]) -> Path:
-    """The environment with the three wheels beside pydantic, typer and rich, and no engine."""
-    run(environment, "-m", "pip", "install", "--quiet", "pydantic>=2.7", "typer>=0.15", "rich>=13")
+    """The environment with the launcher and what it needs, the two plugins beside it, and no engine."""
+    run(environment, "-m", "pip", "install", "--quiet", wheels["miles_launcher"])
     run(environment, "-m", "pip", "install", "--quiet", "--no-deps", *wheels.values())
     return environment
 
@@ -121,7 +122,7 @@ def test_the_metadata_says_what_each_side_needs(wheels: dict[str, Path]) -> None
     assert needs == {
         "sglang_plugin": {"sglang", "numba", "pydantic"},
         "megatron_plugin": {"megatron-core", "torch", "numba", "pydantic", "safetensors"},
-        "miles_launcher": {"pydantic", "typer", "rich"},
+        "miles_launcher": {"pydantic", "typer", "rich", "numpy", "packaging", "safetensors"},
     }
 
 
@@ -146,6 +147,11 @@ def test_importing_a_plugin_imports_no_engine(python: Path) -> None:
     heavy = "{'torch', 'sglang', 'megatron'}"
     code = f"import sys, sglang_top_plugin, megatron_top_plugin; sys.exit(len({heavy} & {{*sys.modules}}))"
     run(python, "-I", "-c", code)
+
+
+def test_dumps_are_compared_without_an_engine(python: Path, tmp_path: Path) -> None:
+    ours, theirs = write_dump(tmp_path / "rollout", "rollout", 2), write_dump(tmp_path / "trainer", "trainer")
+    assert run(python.parent / "miles-top", "diff", ours, theirs).startswith("equal: ")
 
 
 def test_the_command_runs_without_an_engine(python: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import signal
 import subprocess
@@ -12,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from miles_top_launcher._contract.schema.errors import OptionRefused
-from miles_top_launcher.workers.channel import die_with_launcher, serve
+from miles_top_launcher.workers.channel import main
 
 
 def work(command: Mapping[str, Any]) -> dict[str, Any]:
@@ -39,8 +38,4 @@ def work(command: Mapping[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--reply-fd", type=int, required=True)
-    arguments = parser.parse_args()
-    die_with_launcher()
-    serve(arguments.reply_fd, {"work": work})
+    main({"work": work})

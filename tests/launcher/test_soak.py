@@ -76,6 +76,13 @@ def soaked(rounds: int, memory: float = 0.0, handles: float = 0.0) -> Soak:
     return found
 
 
+def test_a_long_soak_in_which_nothing_was_retracted_fails() -> None:
+    found = soaked(2 * WARM_UP)
+    assert found.reasons() == ()
+    found.retractions = 0
+    assert found.reasons() == (f"nothing was retracted in {2 * WARM_UP} rounds",)
+
+
 def test_a_mix_is_drawn_from_seed_and_round_alone_and_fits_the_engine() -> None:
     crowded = 0
     for number in range(50):

@@ -51,47 +51,49 @@ def miles_top(context: typer.Context) -> None:
         raise typer.Exit(REFUSED)
 
 
+Model = Annotated[str, typer.Option(help="A Hugging Face model folder, or `tiny` to build one.", metavar="DIR|tiny")]
+Contract = Annotated[str | None, typer.Option(help="Contract; the model's own when not given.", metavar="NAME")]
+RolloutTp = Annotated[int | None, typer.Option(help="Tensor-parallel ranks of SGLang.", show_default="1")]
+TrainTp = Annotated[int | None, typer.Option(help="Tensor-parallel ranks of the trainer.", show_default="1")]
+Pp = Annotated[int | None, typer.Option(help="Pipeline stages of the trainer.", show_default="1")]
+Cp = Annotated[int | None, typer.Option(help="Ulysses context-parallel ranks of the trainer.", show_default="1")]
+Dp = Annotated[int | None, typer.Option(help="Data-parallel ranks of the trainer.", show_default="1")]
+CpLayout = Annotated[Literal["zigzag", "contiguous"], typer.Option(help="How context-parallel input is cut.")]
+Prompts = Annotated[
+    Path | None,
+    typer.Option(
+        help="JSON lines with input_ids, prompt or messages; drawn from the seed when not given.", metavar="FILE.jsonl"
+    ),
+]
+NumPrompts = Annotated[int | None, typer.Option(help="How many prompts.", show_default="all of the file, or 34")]
+MaxNewTokens = Annotated[int, typer.Option(help="Response tokens a prompt.")]
+Temperature = Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy.")]
+Seed = Annotated[int, typer.Option(help="Seed of the prompts and of each request.")]
+Dtype = Annotated[Literal["bfloat16", "float32"], typer.Option(help="Type of weights and activations.")]
+Json = Annotated[Path | None, typer.Option("--json", help="Write what was found there.", metavar="OUT")]
+
+
 @app.command()
 def verify(
-    model: Annotated[
-        str, typer.Option(help="A Hugging Face model folder, or `tiny` to build one.", metavar="DIR|tiny")
-    ] = "tiny",
-    contract: Annotated[
-        str | None, typer.Option(help="Contract; the model's own when not given.", metavar="NAME")
-    ] = None,
-    rollout_tp: Annotated[int | None, typer.Option(help="Tensor-parallel ranks of SGLang.", show_default="1")] = None,
-    train_tp: Annotated[
-        int | None, typer.Option(help="Tensor-parallel ranks of the trainer.", show_default="1")
-    ] = None,
-    pp: Annotated[int | None, typer.Option(help="Pipeline stages of the trainer.", show_default="1")] = None,
-    cp: Annotated[
-        int | None, typer.Option(help="Ulysses context-parallel ranks of the trainer.", show_default="1")
-    ] = None,
-    dp: Annotated[int | None, typer.Option(help="Data-parallel ranks of the trainer.", show_default="1")] = None,
-    cp_layout: Annotated[
-        Literal["zigzag", "contiguous"], typer.Option(help="How context-parallel input is cut.")
-    ] = "zigzag",
-    prompts: Annotated[
-        Path | None,
-        typer.Option(
-            help="JSON lines with input_ids, prompt or messages; drawn from the seed when not given.",
-            metavar="FILE.jsonl",
-        ),
-    ] = None,
-    num_prompts: Annotated[
-        int | None, typer.Option(help="How many prompts.", show_default="all of the file, or 34")
-    ] = None,
-    max_new_tokens: Annotated[int, typer.Option(help="Response tokens a prompt.")] = 64,
-    temperature: Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy.")] = 1.0,
-    seed: Annotated[int, typer.Option(help="Seed of the prompts and of each request.")] = 0,
-    dtype: Annotated[
-        Literal["bfloat16", "float32"], typer.Option(help="Type of weights and activations.")
-    ] = "bfloat16",
+    model: Model = "tiny",
+    contract: Contract = None,
+    rollout_tp: RolloutTp = None,
+    train_tp: TrainTp = None,
+    pp: Pp = None,
+    cp: Cp = None,
+    dp: Dp = None,
+    cp_layout: CpLayout = "zigzag",
+    prompts: Prompts = None,
+    num_prompts: NumPrompts = None,
+    max_new_tokens: MaxNewTokens = 64,
+    temperature: Temperature = 1.0,
+    seed: Seed = 0,
+    dtype: Dtype = "bfloat16",
     matrix: Annotated[
         Literal["small", "full"] | None,
         typer.Option(help="Many layouts in one run: small is 18, full is 27 on four models."),
     ] = None,
-    json: Annotated[Path | None, typer.Option("--json", help="Write the report there.", metavar="OUT")] = None,
+    json: Json = None,
 ) -> int:
     """Start both real engines, compare every response log-prob bit by bit, and show the control beside it.
 
@@ -100,26 +102,25 @@ def verify(
     from .command import run_verify
     from .plan import VerifyRequest
 
-    return run_verify(
-        VerifyRequest(
-            model=model,
-            contract=contract,
-            rollout_tp=rollout_tp,
-            train_tp=train_tp,
-            pp=pp,
-            cp=cp,
-            dp=dp,
-            cp_layout=cp_layout,
-            prompts=prompts,
-            num_prompts=num_prompts,
-            max_new_tokens=max_new_tokens,
-            temperature=temperature,
-            seed=seed,
-            dtype=dtype,
-            matrix=matrix,
-            json=json,
-        )
+    request = VerifyRequest(
+        model=model,
+        contract=contract,
+        rollout_tp=rollout_tp,
+        train_tp=train_tp,
+        pp=pp,
+        cp=cp,
+        dp=dp,
+        cp_layout=cp_layout,
+        prompts=prompts,
+        num_prompts=num_prompts,
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        seed=seed,
+        dtype=dtype,
+        matrix=matrix,
+        json=json,
     )
+    return run_verify(request)
 
 
 @app.command()
@@ -131,32 +132,20 @@ def diff(
             metavar="[ROLLOUT TRAINER]",
         ),
     ] = None,
-    model: Annotated[
-        str, typer.Option(help="A Hugging Face model folder, or `tiny` to build one.", metavar="DIR|tiny")
-    ] = "tiny",
-    contract: Annotated[
-        str | None, typer.Option(help="Contract; the model's own when not given.", metavar="NAME")
-    ] = None,
-    rollout_tp: Annotated[int, typer.Option(help="Tensor-parallel ranks of SGLang.")] = 1,
-    train_tp: Annotated[int, typer.Option(help="Tensor-parallel ranks of the trainer.")] = 1,
-    pp: Annotated[int, typer.Option(help="Pipeline stages of the trainer.")] = 1,
-    cp: Annotated[int, typer.Option(help="Ulysses context-parallel ranks of the trainer.")] = 1,
-    dp: Annotated[int, typer.Option(help="Data-parallel ranks of the trainer.")] = 1,
-    cp_layout: Annotated[
-        Literal["zigzag", "contiguous"], typer.Option(help="How context-parallel input is cut.")
-    ] = "zigzag",
-    prompts: Annotated[
-        Path | None, typer.Option(help="JSON lines with input_ids, prompt or messages.", metavar="FILE.jsonl")
-    ] = None,
-    num_prompts: Annotated[
-        int | None, typer.Option(help="How many prompts.", show_default="all of the file, or 34")
-    ] = None,
-    max_new_tokens: Annotated[int, typer.Option(help="Response tokens a prompt.")] = 64,
-    temperature: Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy.")] = 1.0,
-    seed: Annotated[int, typer.Option(help="Seed of the prompts and of each request.")] = 0,
-    dtype: Annotated[
-        Literal["bfloat16", "float32"], typer.Option(help="Type of weights and activations.")
-    ] = "bfloat16",
+    model: Model = "tiny",
+    contract: Contract = None,
+    rollout_tp: RolloutTp = None,
+    train_tp: TrainTp = None,
+    pp: Pp = None,
+    cp: Cp = None,
+    dp: Dp = None,
+    cp_layout: CpLayout = "zigzag",
+    prompts: Prompts = None,
+    num_prompts: NumPrompts = None,
+    max_new_tokens: MaxNewTokens = 64,
+    temperature: Temperature = 1.0,
+    seed: Seed = 0,
+    dtype: Dtype = "bfloat16",
     out: Annotated[
         Path | None,
         typer.Option(help="Keep the dumps there.", metavar="DIR", show_default="kept only if they differ"),
@@ -164,7 +153,7 @@ def diff(
     values_limit: Annotated[
         float, typer.Option(help="GiB of values that a process keeps on disk while it runs; digests are always kept.")
     ] = 4.0,
-    json: Annotated[Path | None, typer.Option("--json", help="Write the finding there.", metavar="OUT")] = None,
+    json: Json = None,
 ) -> int:
     """Name the first operation whose result differs between both engines, of a run or of two dumps.
 
@@ -198,16 +187,14 @@ def soak(
     update: Annotated[
         Literal["tensors", "disk"], typer.Option(help="How weights reach the running engine.")
     ] = "tensors",
-    model: Annotated[
-        str, typer.Option(help="A Hugging Face model folder, or `tiny` to build one.", metavar="DIR|tiny")
-    ] = "tiny",
-    rollout_tp: Annotated[int, typer.Option(help="Tensor-parallel ranks of SGLang.")] = 1,
-    train_tp: Annotated[int, typer.Option(help="Tensor-parallel ranks of the trainer.")] = 1,
-    pp: Annotated[int, typer.Option(help="Pipeline stages of the trainer.")] = 1,
-    cp: Annotated[int, typer.Option(help="Ulysses context-parallel ranks of the trainer.")] = 1,
-    dp: Annotated[int, typer.Option(help="Data-parallel ranks of the trainer.")] = 1,
+    model: Model = "tiny",
+    rollout_tp: RolloutTp = None,
+    train_tp: TrainTp = None,
+    pp: Pp = None,
+    cp: Cp = None,
+    dp: Dp = None,
     seed: Annotated[int, typer.Option(help="Seed of the request mixes.")] = 0,
-    json: Annotated[Path | None, typer.Option("--json", help="Write the report there.", metavar="OUT")] = None,
+    json: Json = None,
 ) -> int:
     """Many rounds on both engines, random requests, a weight update after each: every token compared, growth watched.
 
@@ -215,9 +202,17 @@ def soak(
     """
     from .plan import VerifyRequest
     from .soak.command import SoakRequest, run_soak
+    from .soak.mixes import LONGEST_RESPONSE
 
     run = VerifyRequest(
-        model=model, rollout_tp=rollout_tp, train_tp=train_tp, pp=pp, cp=cp, dp=dp, seed=seed, max_new_tokens=400
+        model=model,
+        rollout_tp=rollout_tp,
+        train_tp=train_tp,
+        pp=pp,
+        cp=cp,
+        dp=dp,
+        seed=seed,
+        max_new_tokens=LONGEST_RESPONSE,
     )
     return run_soak(SoakRequest(run=run, rounds=rounds, update=update, json=json))
 
@@ -230,7 +225,7 @@ def doctor(
     device: Annotated[
         Literal["cpu", "cuda"] | None, typer.Option(help="Where to run; what the machine has when not given.")
     ] = None,
-    json: Annotated[Path | None, typer.Option("--json", help="Write the checks there.", metavar="OUT")] = None,
+    json: Json = None,
 ) -> int:
     """Check the machine and every installed part against the contract, one line each, and say what mends it.
 

@@ -12,7 +12,7 @@ from ._contract.schema.contract import TrueOnPolicyContract
 from ._contract.schema.profile import ModelShape, check_kernel_set, read_config
 from ._contract.schema.registry import contract_for_architecture, load_contract
 from ._contract.schema.weights import hf_weight_names, weight_parts
-from .problems import BadInput, one_line
+from .problems import BadInput, is_folder, one_line
 
 DTYPES = ("BF16", "F32")
 #: What the safetensors format itself allows; a damaged length must not fill the memory.
@@ -50,11 +50,7 @@ def check_shape_for(config: dict[str, Any], contract: TrueOnPolicyContract, devi
 
 def read_folder(path: Path) -> dict[str, Any]:
     """`config.json` of a model folder. Raises BadInput or UnsupportedModel when there is none."""
-    try:
-        there = path.is_dir()
-    except OSError as error:
-        raise BadInput(f"--model {path}: can't be looked at: {one_line(error)}") from None
-    if not there:
+    if not is_folder(path, "--model"):
         raise BadInput(f"--model {path}: no such folder; give a Hugging Face model folder, or `tiny`")
     return read_config(path)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from ._contract.schema.errors import Refusal
 
 
@@ -11,6 +13,14 @@ class BadInput(Refusal):
 
 class WorkerFailed(RuntimeError):
     """A process of the run died, reported an error or did not answer in time; the message names it."""
+
+
+def is_folder(path: Path, what: str) -> bool:
+    """Whether `path` is a folder; BadInput, which names it as `what`, for one that can't even be looked at."""
+    try:
+        return path.is_dir()
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{what} {path}: can't be looked at: {one_line(error)}") from None
 
 
 def one_line(error: BaseException, limit: int = 600) -> str:

@@ -124,20 +124,14 @@ def request_id(number: int) -> str:
 
 def sample_command(plan: LaunchPlan) -> dict[str, Any]:
     """The command that samples the plan's prompts: each request has its own seed, and end-of-text does not stop it."""
-    return {
-        "op": "sample",
-        "prompts": [list(prompt) for prompt in plan.prompts],
-        "request_ids": [request_id(number) for number in range(len(plan.prompts))],
-        "sampling_params": [
-            {
-                "max_new_tokens": plan.max_new_tokens,
-                "temperature": plan.temperature,
-                "sampling_seed": plan.seed + index,
-                "ignore_eos": True,
-            }
-            for index in range(len(plan.prompts))
-        ],
-    }
+    count = len(plan.prompts)
+    return Batch(
+        prompts=plan.prompts,
+        max_new_tokens=(plan.max_new_tokens,) * count,
+        seeds=tuple(plan.seed + index for index in range(count)),
+        temperature=plan.temperature,
+        request_ids=tuple(map(request_id, range(count))),
+    ).command()
 
 
 def engine_settings(plan: LaunchPlan, model: ModelFolder, tp: int) -> dict[str, Any]:

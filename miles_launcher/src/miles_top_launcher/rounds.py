@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -130,8 +129,3 @@ def _check_unchanged(side: str, before: Receipt, now: Receipt) -> None:
 def _advantages(samples: BatchSamples) -> list[list[float]]:
     """A weight for each token: +1 and -1 by turns, so that a step moves weights and needs no reward model."""
     return [[1.0 if index % 2 == 0 else -1.0] * len(response) for index, response in enumerate(samples.responses)]
-
-
-def tokens_of(rounds: Sequence[Round]) -> int:
-    """Tokens compared in all of them."""
-    return sum(one.comparison.token_count for one in rounds)

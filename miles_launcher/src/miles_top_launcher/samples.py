@@ -79,22 +79,13 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BatchSamples:
+class BatchSamples(Samples):
     """The responses of a batch that finished, each with its request's place in it, and what happened on the way."""
 
     finished: tuple[int, ...]
-    responses: tuple[tuple[int, ...], ...]
-    logprobs: tuple[tuple[float, ...], ...]
-    weight_versions: tuple[str, ...]
     aborted: int
     retractions: int
     cached_tokens: int
-
-    def token_versions(self) -> list[list[str]]:
-        """The weight version of every token, as `compare_logprobs` takes it."""
-        return [
-            [version] * len(response) for version, response in zip(self.weight_versions, self.responses, strict=True)
-        ]
 
 
 def read_batch(name: str, reply: dict[str, Any], batch: Batch) -> BatchSamples:

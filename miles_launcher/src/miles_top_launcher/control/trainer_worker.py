@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..workers.channel import die_with_launcher, serve
+from ..workers import channel
 from ..workers.exact import encode_fp32
 
 
@@ -59,12 +58,8 @@ class StockTrainerHost:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--reply-fd", type=int, required=True)
-    arguments = parser.parse_args()
-    die_with_launcher()
     host = StockTrainerHost()
-    serve(arguments.reply_fd, {"start": host.start, "build": host.build, "score": host.score})
+    channel.main({"start": host.start, "build": host.build, "score": host.score})
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from .._contract.schema.dump import (
     values_name,
 )
 from .._contract.schema.points import Point, contract_points
-from ..problems import BadInput, one_line
+from ..problems import BadInput, is_folder, one_line
 
 #: Far above any model; what a damaged index asks for must not fill the memory.
 MOST_LAYERS = 4096
@@ -99,11 +99,7 @@ class Dump:
 
 def read_dump(folder: Path, side: Side) -> Dump:
     """The dump of one side in `folder`, every index checked. Raises BadInput in one line for anything else."""
-    try:
-        there = folder.is_dir()
-    except OSError as error:
-        raise BadInput(f"dump {folder}: can't be read: {one_line(error)}") from None
-    if not there:
+    if not is_folder(folder, "dump"):
         raise BadInput(f"dump {folder}: no such folder; give a folder that `miles-top diff --out` wrote")
     index = _parse(folder / INDEX_NAME, DumpIndex)
     if index.side != side:

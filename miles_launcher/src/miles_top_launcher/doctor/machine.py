@@ -89,24 +89,21 @@ def available_memory() -> int:
 
 
 def _memory() -> Finding:
-    available = available_memory()
-    ok = available >= MEMORY
-    return Finding(
-        check="memory",
-        ok=ok,
-        found=f"{available / GIB:.1f} GiB available",
-        needed=f"{MEMORY / GIB:.0f} GiB",
-        mend="" if ok else "end other processes, or raise the container's memory limit",
-    )
+    mend = "end other processes, or raise the container's memory limit"
+    return _room("memory", available_memory(), MEMORY, "available", mend)
 
 
 def _shared_memory(device: str) -> Finding:
-    free, needed = shutil.disk_usage(_SHM).free, SHARED_MEMORY[device]
+    mend = f"mount -o remount,size=2G {_SHM}, or start the container with --shm-size=2g"
+    return _room("shared memory", shutil.disk_usage(_SHM).free, SHARED_MEMORY[device], f"free in {_SHM}", mend)
+
+
+def _room(check: str, free: int, needed: int, where: str, mend: str) -> Finding:
     ok = free >= needed
     return Finding(
-        check="shared memory",
+        check=check,
         ok=ok,
-        found=f"{free / GIB:.2f} GiB free in {_SHM}",
+        found=f"{free / GIB:.2f} GiB {where}",
         needed=f"{needed / GIB:g} GiB",
-        mend="" if ok else f"mount -o remount,size=2G {_SHM}, or start the container with --shm-size=2g",
+        mend="" if ok else mend,
     )

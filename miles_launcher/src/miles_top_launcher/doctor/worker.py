@@ -3,7 +3,6 @@ what it finds on the live objects."""
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import multiprocessing
 import sys
@@ -13,7 +12,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from .._contract.schema.errors import Refusal
-from ..workers.channel import die_with_launcher, serve
+from ..workers import channel
 
 FLAG_MODULE = "sglang_top_plugin.flag"
 
@@ -100,7 +99,7 @@ class Front:
 
 
 def _scheduler(server_args: Any, sender: Connection) -> None:
-    die_with_launcher()
+    channel.die_with_launcher()
     _load_plugins()
     from sglang.srt.managers.scheduler import configure_scheduler_process
 
@@ -126,13 +125,8 @@ def _in_place(hooks: Iterable[Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--reply-fd", type=int, required=True)
-    arguments = parser.parse_args()
-    die_with_launcher()
     host = Front()
-    serve(
-        arguments.reply_fd,
+    channel.main(
         {
             "kernels": kernels,
             "megatron": megatron,

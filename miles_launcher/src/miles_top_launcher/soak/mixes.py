@@ -9,7 +9,7 @@ from ..samples import Batch
 LONGEST_PROMPT = 600
 TEMPERATURES = (0.0, 0.7, 1.0, 1.3)
 # Long enough that its requests are in flight when the others have gone, and an abort hits them.
-ABORTED_TOKENS = 300
+LONGEST_RESPONSE = 300
 
 
 def draw_batch(seed: int, number: int, vocab_size: int, requests: int) -> Batch:
@@ -33,7 +33,7 @@ def draw_batch(seed: int, number: int, vocab_size: int, requests: int) -> Batch:
     aborted = tuple(sorted(rng.sample(range(requests), 2)))
     lengths = [rng.choice((1, 2, rng.randint(3, 60), rng.randint(3, 60))) for _ in range(requests)]
     for index in aborted:
-        lengths[index] = ABORTED_TOKENS
+        lengths[index] = LONGEST_RESPONSE
     several = rng.choice([index for index in range(requests) if index not in aborted])
     return Batch(
         prompts=tuple(prompts),

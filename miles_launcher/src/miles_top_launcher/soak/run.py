@@ -79,6 +79,12 @@ class Soak:
         if len(self.versions) != self.rounds:
             found.append(f"{len(self.versions)} weight versions in {self.rounds} rounds; each round needs its own")
         if self.growth_judged:
+            events = {
+                "aborted": self.aborted,
+                "retracted": self.retractions,
+                "served from the cache": self.cached_tokens,
+            }
+            found += [f"nothing was {event} in {self.rounds} rounds" for event, count in events.items() if not count]
             first, last = self.ends()
             if last.memory > first.memory * (1 + MOST_MEMORY_GROWTH):
                 found.append(f"memory grew from {first.memory / MIB:.0f} to {last.memory / MIB:.0f} MiB")

@@ -5,6 +5,7 @@ Standard output stays free for the engines' own logging, which goes to the worke
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import json
 import os
@@ -28,6 +29,15 @@ def die_with_launcher() -> None:
 def is_refusal(error: BaseException) -> bool:
     """Whether a contract refusal was raised: every package vendors its own class, so the name decides."""
     return any(cls.__name__ == "Refusal" for cls in type(error).__mro__)
+
+
+def main(handlers: Mapping[str, Handler]) -> None:
+    """A worker's life: it answers the launcher that started it until that closes the pipe, and never outlives it."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--reply-fd", type=int, required=True)
+    arguments = parser.parse_args()
+    die_with_launcher()
+    serve(arguments.reply_fd, handlers)
 
 
 def serve(reply_fd: int, handlers: Mapping[str, Handler]) -> None:

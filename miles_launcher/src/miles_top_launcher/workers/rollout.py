@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-from .channel import die_with_launcher, serve
+from . import channel
 from .exact import encode_fp32
 from .plugin_guard import require_plugin
+
+FLUSH_SECONDS = 60.0
 
 
 class EngineHost:
@@ -104,9 +105,10 @@ class EngineHost:
         return {}
 
     def flush_cache(self, command: Mapping[str, Any]) -> dict[str, Any]:
-        """Empty the prefix cache; an engine that is not idle does not."""
-        if not self._engine.flush_cache().success:
-            raise RuntimeError("the engine did not flush its cache; it is not idle")
+        """Empty the prefix cache, once the engine is idle: an aborted request may still be on its way out."""
+        flushed = self._engine.loop.run_until_complete(self._engine.tokenizer_manager.flush_cache(FLUSH_SECONDS))
+        if not flushed.success:
+            raise RuntimeError(f"the engine did not become idle within {FLUSH_SECONDS:g} s, and kept its cache")
         return {}
 
     def start_recording(self, command: Mapping[str, Any]) -> dict[str, Any]:
@@ -142,12 +144,7 @@ def _decode_logprobs(output: Mapping[str, Any]) -> list[float]:
 
 def host_engine(host: EngineHost) -> None:
     """Serve the launcher until it closes the pipe, then shut the engine down."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--reply-fd", type=int, required=True)
-    arguments = parser.parse_args()
-    die_with_launcher()
-    serve(
-        arguments.reply_fd,
+    channel.main(
         {
             "start": host.start,
             "receipts": host.receipts,

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .channel import die_with_launcher, serve
+from . import channel
 from .exact import encode_fp32
 
 DTYPES = ("bfloat16", "float32")
@@ -116,13 +115,8 @@ def _sequences(command: Mapping[str, Any]) -> list[Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--reply-fd", type=int, required=True)
-    arguments = parser.parse_args()
-    die_with_launcher()
     host = TrainerHost()
-    serve(
-        arguments.reply_fd,
+    channel.main(
         {
             "start": host.start,
             "build": host.build,
