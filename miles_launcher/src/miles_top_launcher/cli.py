@@ -13,6 +13,8 @@ from .exit_codes import EXACT, INTERRUPTED, REFUSED
 # typer carries its own copy of click from 0.27 on, so the base class is found from the public one.
 USAGE_ERROR: type[BaseException] = typer.BadParameter.__mro__[1]
 
+FIELD = "FIELD=VALUE"
+
 
 class OneLineErrors(TyperGroup):
     """A command group that tells a wrong flag in one line instead of a usage page."""
@@ -91,6 +93,17 @@ def verify(
         Literal["small", "full"] | None,
         typer.Option(help="Many layouts in one run: small is 18, full is 27 on four models."),
     ] = None,
+    sglang: Annotated[
+        list[str] | None,
+        typer.Option(help="A server argument of SGLang, e.g. chunked_prefill_size=16; again for more.", metavar=FIELD),
+    ] = None,
+    sampling: Annotated[
+        list[str] | None, typer.Option(help="A sampling parameter of every request; again for more.", metavar=FIELD)
+    ] = None,
+    megatron: Annotated[
+        list[str] | None,
+        typer.Option(help="A field of Megatron's TransformerConfig; again for more.", metavar=FIELD),
+    ] = None,
     json: Annotated[Path | None, typer.Option("--json", help="Write the report there.", metavar="OUT")] = None,
 ) -> int:
     """Start both real engines, compare every response log-prob bit by bit, and show the control beside it.
@@ -117,6 +130,9 @@ def verify(
             seed=seed,
             dtype=dtype,
             matrix=matrix,
+            sglang=tuple(sglang or ()),
+            sampling=tuple(sampling or ()),
+            megatron=tuple(megatron or ()),
             json=json,
         )
     )

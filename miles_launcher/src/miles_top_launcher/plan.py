@@ -12,6 +12,7 @@ from ._contract.schema.temperature import check_temperature
 from .environment import check_environment
 from .matrix import matrix_layouts
 from .model_folder import ModelFolder, check_shape_for, check_weights, pick_contract, read_folder
+from .options import EngineOptions, check, parse
 from .preflight import check_installed
 from .problems import BadInput
 from .prompts import check_lengths, draw_prompts, read_prompts
@@ -49,6 +50,9 @@ class VerifyRequest:
     seed: int = 0
     dtype: Dtype = "bfloat16"
     matrix: Literal["small", "full"] | None = None
+    sglang: tuple[str, ...] = ()
+    sampling: tuple[str, ...] = ()
+    megatron: tuple[str, ...] = ()
     json: Path | None = None
 
 
@@ -58,7 +62,7 @@ class LaunchPlan:
 
     `tiny` are the models still to be written into the folders of `models` (none for a person's own folder).
     `temperature` 0 is greedy; a request's seed is `seed` plus its index. `kv_pool` is how many tokens the rollout's
-    cache holds; None holds the whole batch where that is cheap.
+    cache holds; None holds the whole batch where that is cheap. `options` are a person's own, all of them neutral.
     """
 
     contract: TrueOnPolicyContract
@@ -74,6 +78,7 @@ class LaunchPlan:
     seed: int
     report: Path | None
     kv_pool: int | None = None
+    options: EngineOptions = EngineOptions()
 
     @property
     def scoring_temperature(self) -> float:
@@ -103,6 +108,9 @@ def make_plan(request: VerifyRequest, workspace: Path) -> LaunchPlan:
     """
     _check_numbers(request)
     layouts = _layouts(request)
+    options = EngineOptions(
+        parse("--sglang", request.sglang), parse("--sampling", request.sampling), parse("--megatron", request.megatron)
+    )
     tiny = _tiny_models(request)
     if tiny:
         configs = [(model.name, workspace / model.name, model.config()) for model in tiny]
@@ -121,6 +129,8 @@ def make_plan(request: VerifyRequest, workspace: Path) -> LaunchPlan:
     check_lengths(prompts, request.max_new_tokens, min(model.shape.max_position_embeddings for model in models))
     check_environment(contract, DEVICE)
     check_installed(contract, DEVICE)
+    trains = [layout.train for layout in layouts]
+    check(options, contract, [model.shape for model in models], trains, DEVICE, request.dtype)
     return LaunchPlan(
         contract=contract,
         kernel_set=contract.kernel_set_for(DEVICE),
@@ -134,6 +144,7 @@ def make_plan(request: VerifyRequest, workspace: Path) -> LaunchPlan:
         temperature=request.temperature,
         seed=request.seed,
         report=request.json,
+        options=options,
     )
 
 
