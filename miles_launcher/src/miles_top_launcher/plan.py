@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -78,7 +78,7 @@ class LaunchPlan:
     seed: int
     report: Path | None
     kv_pool: int | None = None
-    options: EngineOptions = EngineOptions()
+    options: EngineOptions = field(default_factory=EngineOptions)
 
     @property
     def scoring_temperature(self) -> float:

@@ -146,7 +146,7 @@ def sample_command(plan: LaunchPlan, own: Mapping[str, Any] = MappingProxyType({
 
 
 def engine_settings(plan: LaunchPlan, model: ModelFolder, tp: int) -> dict[str, Any]:
-    """`sglang.Engine` keywords under the contract: what this run chooses, a person's own, then what the contract sets."""
+    """`sglang.Engine` keywords under the contract: what the run chooses, a person's own, what the contract sets."""
     return {
         **run_settings(plan, model, tp),
         **plan.options.sglang,

@@ -24,8 +24,8 @@ from ._contract.schema.registry import load_contract
 from ._contract.schema.render import environment, render_sglang
 from ._contract.schema.versions import check_versions, installed_versions
 
-#: Stands in a marked object's ``__dict__`` and travels with it: the fields that a user may not choose and that the engine
-#: had not left at their defaults when the object was made, by what they held.
+#: Stands in a marked object's ``__dict__`` and travels with it: fields that a user may not choose and that were not at
+#: their defaults when the object was made, by what they held.
 _MADE = "true_on_policy_made"
 _THREADS_BIND = "SGLANG_CPU_OMP_THREADS_BIND"
 #: Distributions that SGLang's own installation brings along as plugins. Their hooks add flags to the parser and change
