@@ -8,6 +8,11 @@ engine's own code instead: its nucleus, its processors, its quantisation. What n
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
@@ -18,15 +23,14 @@ import pytest
 import torch
 from sglang.srt.layers.quantization.fp8_utils import input_to_float8
 from sglang.srt.layers.sampler import apply_custom_logit_processor, top_k_top_p_min_p_sampling_from_probs_torch
-from sglang.srt.layers.torchao_utils import apply_torchao_config_to_model
 from sglang.srt.plugins import load_plugins
 from sglang.srt.sampling.custom_logit_processor import DisallowedTokensLogitsProcessor
 from sglang.srt.sampling.penaltylib import BatchedMinNewTokensPenalizer, BatchedPenalizerOrchestrator
 from sglang.srt.sampling.sampling_params import SamplingParams
 
-from sglang_top_plugin import requests
+import sglang_top_plugin
 from sglang_top_plugin._contract.schema.options import Surface, option_table
-from tests.sglang.rollout import as_sample, bits, engine, prompts
+from tests.sglang.rollout import CONTRACT, prompts
 
 load_plugins()
 
@@ -42,30 +46,50 @@ IN_THE_ENGINE: dict[str, Any] = {
 }
 
 
-@pytest.mark.engine
-def test_penalties_and_biases_change_what_a_contracts_engine_returns(
-    tied_model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (prompt,) = prompts(1000, [17])
+_RUN = """
+import json, struct, sys
+if __name__ == "__main__":
+    import sglang
+    model, contract, prompt, options = sys.argv[1], sys.argv[2], json.loads(sys.argv[3]), json.loads(sys.argv[4])
+    engine = sglang.Engine(
+        model_path=model, device="cpu", skip_tokenizer_init=True, max_total_tokens=1024, log_level="error",
+        disable_overlap_schedule=True, true_on_policy_contract=contract,
+    )
     plain = {"temperature": 1.0, "max_new_tokens": 16, "ignore_eos": True, "sampling_seed": 5}
-    with engine(tied_model, disable_overlap_schedule=True) as made:
+    found = []
+    for changed in options:
+        output = engine.generate(input_ids=prompt, sampling_params=plain | changed, return_logprob=True)
+        bits = [struct.pack("<f", entry[0]).hex() for entry in output["meta_info"]["output_token_logprobs"]]
+        found.append([output["output_ids"], bits])
+    engine.shutdown()
+    print("FOUND", json.dumps(found))
+"""
 
-        def returned(**more: Any) -> tuple[tuple[int, ...], bytes]:
-            (output,) = made.generate(input_ids=[prompt], sampling_params=[plain | more], return_logprob=True)
-            one = as_sample(prompt, output)
-            return one.tokens, bits(one.logprobs)
 
-        baseline = returned()
-        with monkeypatch.context() as patch:
-            patch.setattr(requests, "check_sampling", lambda params: None)
-            found = {field: returned(**{field: value}) for field, value in IN_THE_ENGINE.items()}
-            assert returned() == baseline
-        assert {field for field, one in found.items() if one == baseline} == set()
-        # With the check back in, each is refused, and the engine gives the same bits as before.
-        for field, value in IN_THE_ENGINE.items():
-            with pytest.raises(ValueError, match=f"{field}="):
-                returned(**{field: value})
-        assert returned() == baseline
+@pytest.mark.engine
+def test_penalties_and_biases_change_what_a_contracts_engine_returns(tied_model: Path, tmp_path: Path) -> None:
+    """On a copy of the plugin whose check of parameters lets all of them through, in the front and in the scheduler."""
+    copy = tmp_path / "sglang_top_plugin"
+    shutil.copytree(Path(sglang_top_plugin.__file__).parent, copy)
+    with (copy / "requests.py").open("a") as file:
+        file.write("\n\ndef check_sampling(params: SamplingParams) -> None:\n    return\n")
+    script = tmp_path / "run.py"
+    script.write_text(_RUN)
+    (prompt,) = prompts(1000, [17])
+    cases = [{}, *({field: value} for field, value in IN_THE_ENGINE.items()), {}]
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", str(script), str(tied_model), CONTRACT, json.dumps(prompt), json.dumps(cases)],
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("FOUND ")] or [done.stderr]
+    baseline, *others, again = json.loads(line.removeprefix("FOUND "))
+    assert again == baseline
+    assert len(baseline[0]) == len(baseline[1]) == 16
+    assert [field for field, found in zip(IN_THE_ENGINE, others, strict=True) if found == baseline] == []
 
 
 def _probs() -> torch.Tensor:
@@ -74,42 +98,42 @@ def _probs() -> torch.Tensor:
 
 
 def _sampled(**changed: Any) -> torch.Tensor:
-    """Tokens of 64 rows as the engine's own sampler draws them."""
+    """Tokens of 64 rows as the engine's own sampler draws them, from torch's generator: its seeded draw needs a GPU."""
     rows = 64
     given = {"top_k": 1 << 30, "top_p": 1.0, "min_p": 0.0} | changed
     torch.manual_seed(11)
-    # With min-p the engine's sampler takes no seeds, which is a reason of its own.
-    seeds = None if "min_p" in changed or changed.get("unseeded") else torch.arange(rows)
     tokens: torch.Tensor = top_k_top_p_min_p_sampling_from_probs_torch(
         _probs(),
         torch.full((rows,), given["top_k"], dtype=torch.int32),
         torch.full((rows,), given["top_p"]),
         torch.full((rows,), given["min_p"]),
         given["min_p"] > 0,
-        seeds,
+        None,
         torch.zeros(rows, dtype=torch.int64),
     )
     return tokens
 
 
 def _nucleus(field: str, value: float) -> tuple[torch.Tensor, torch.Tensor]:
-    return _sampled(unseeded=field == "min_p"), _sampled(**{field: value})
+    return _sampled(), _sampled(**{field: value})
+
+
+class _Batch(SimpleNamespace):
+    """What the engine's code reads of a batch of one request."""
+
+    def __len__(self) -> int:
+        return 1
 
 
 def _min_new_tokens() -> tuple[torch.Tensor, torch.Tensor]:
     tokenizer = SimpleNamespace(additional_stop_token_ids=set(), eos_token_id=2)
     request = SimpleNamespace(sampling_params=SamplingParams(min_new_tokens=4), tokenizer=tokenizer)
-    batch: Any = SimpleNamespace(reqs=[request], device="cpu")
+    batch: Any = _Batch(reqs=[request], device="cpu")
     penalties = BatchedPenalizerOrchestrator(VOCABULARY, batch, {BatchedMinNewTokensPenalizer})
     before = torch.zeros(1, VOCABULARY)
     after = before.clone()
     penalties.apply(after)
     return before.log_softmax(-1), after.log_softmax(-1)
-
-
-class _Batch(SimpleNamespace):
-    def __len__(self) -> int:
-        return 1
 
 
 def _processor() -> tuple[torch.Tensor, torch.Tensor]:
@@ -128,15 +152,6 @@ def _quantised() -> tuple[torch.Tensor, torch.Tensor]:
     weight = torch.randn(32, 32, generator=torch.Generator().manual_seed(1)).bfloat16()
     low, scale = input_to_float8(weight, torch.float8_e4m3fn)
     return weight.float(), low.float() * scale
-
-
-def _torchao() -> tuple[torch.Tensor, torch.Tensor]:
-    torch.manual_seed(1)
-    layer = torch.nn.Sequential(torch.nn.Linear(64, 64, bias=False))
-    x = torch.randn(4, 64)
-    before = layer(x)
-    apply_torchao_config_to_model(layer, "int8wo")
-    return before, layer(x)
 
 
 def _cache() -> tuple[torch.Tensor, torch.Tensor]:
@@ -162,7 +177,6 @@ ON_THE_ENGINES_CODE: dict[tuple[Surface, str], Callable[[], tuple[torch.Tensor, 
     ("sglang.generate_request", "custom_logit_processor"): _processor,
     ("sglang.server_args", "enable_custom_logit_processor"): _processor,
     ("sglang.server_args", "quantization"): _quantised,
-    ("sglang.server_args", "torchao_config"): _torchao,
     ("sglang.server_args", "kv_cache_dtype"): _cache,
 }
 
