@@ -48,7 +48,7 @@ def test_every_refused_field_is_refused(flag: str) -> None:
         default: Any = table.defaults[field]
         other = not default if isinstance(default, bool) else "something"
         with pytest.raises(OptionRefused) as error:
-            hold(flag, f"{field}={json.dumps(other)}")
+            hold(flag, f"{field}={other if isinstance(other, str) else json.dumps(other)}")
         assert f"{surface} {field}={other!r}: refused, because " in str(error.value)
         assert "; allowed: " in str(error.value) and "\n" not in str(error.value)
         refused.append(field)
