@@ -9,18 +9,29 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import msgspec
 import pytest
 
 from contract_schema.schema.errors import OptionRefused, VersionRefused
 from contract_schema.schema.layout import TrainLayout
-from contract_schema.schema.options import OptionTable, Surface, check_options, option_table, plain
+from contract_schema.schema.options import (
+    OptionTable,
+    Surface,
+    check_given,
+    check_options,
+    option_table,
+    plain,
+    refused_fields,
+)
 from contract_schema.schema.render import render_megatron, render_sglang
 from contract_schema.schema.versions import installed_versions
 from tests.contract.examples import contract, shape
 
 SERVER: Surface = "sglang.server_args"
 SAMPLING: Surface = "sglang.sampling_params"
+REQUEST: Surface = "sglang.generate_request"
 CONFIG: Surface = "megatron.transformer_config"
+SURFACES: dict[Surface, str] = {SERVER: "sglang", SAMPLING: "sglang", REQUEST: "sglang", CONFIG: "megatron-core"}
 
 SAMPLING_DEFAULTS: dict[str, Any] = {
     "max_new_tokens": 128,
@@ -49,24 +60,40 @@ def sampling(**values: Any) -> None:
 
 def dataclass_defaults(kind: Any) -> dict[str, Any]:
     return {
-        field.name: field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        field.name: field.default_factory()
+        if field.default_factory is not dataclasses.MISSING
+        else (None if field.default is dataclasses.MISSING else field.default)
         for field in dataclasses.fields(kind)
     }
 
 
-def assert_classed(surface: Surface, version: str, fields: set[str]) -> None:
+@pytest.mark.parametrize("surface", SURFACES)
+def test_every_version_that_the_contract_is_proven_on_is_classed(surface: Surface) -> None:
+    """A version that is added to the contract fails here until its fields are classed, their defaults with them."""
+    versions = contract().engine_versions[SURFACES[surface]]
+    assert versions
+    for version in versions:
+        table = option_table(surface, version)
+        classed = table.fields()
+        assert len(classed) == len(set(classed)), "a field is classed twice"
+        assert set(classed) == set(table.defaults)
+        assert (table.surface, table.version) == (surface, version)
+
+
+def assert_classed(surface: Surface, version: str, defaults: dict[str, Any]) -> None:
+    """The installed class has the classed fields, no other, each with the default in the data."""
+    assert version in contract().engine_versions[SURFACES[surface]]
     table = option_table(surface, version)
-    classed = table.fields()
-    assert len(classed) == len(set(classed)), "a field is classed twice"
-    assert fields - set(classed) == set(), "fields that nobody has classed"
-    assert set(classed) - fields == set(), "classed fields that the engine does not have"
+    assert set(defaults) - set(table.fields()) == set(), "fields that nobody has classed"
+    assert set(table.fields()) - set(defaults) == set(), "classed fields that the engine does not have"
+    assert {field for field, value in defaults.items() if plain(value) != plain(table.defaults[field])} == set()
 
 
 def test_every_server_argument_of_the_installed_sglang_is_classed() -> None:
     from sglang.srt.server_args import ServerArgs
 
     version = installed_versions("sglang", "cpu")["sglang"]
-    assert_classed(SERVER, version, {field.name for field in dataclasses.fields(ServerArgs)})
+    assert_classed(SERVER, version, dataclass_defaults(ServerArgs))
     for device in ("cpu", "cuda"):
         wanted = render_sglang(contract(), device)
         defaults = dataclass_defaults(ServerArgs)
@@ -79,7 +106,7 @@ def test_every_sampling_parameter_of_the_installed_sglang_is_classed() -> None:
     from sglang.srt.sampling.sampling_params import SamplingParams
 
     version = installed_versions("sglang", "cpu")["sglang"]
-    assert_classed(SAMPLING, version, set(SamplingParams.__struct_fields__))
+    assert_classed(SAMPLING, version, {field.name: field.default for field in msgspec.structs.fields(SamplingParams)})
     plain_request = SamplingParams(max_new_tokens=8, temperature=0.7, sampling_seed=3, ignore_eos=True)
     fields = SamplingParams.__struct_fields__
     defaults = {field: getattr(SamplingParams(), field) for field in fields}
@@ -89,11 +116,20 @@ def test_every_sampling_parameter_of_the_installed_sglang_is_classed() -> None:
     }
 
 
+def test_every_field_of_a_request_to_the_installed_sglang_is_classed() -> None:
+    from sglang.srt.managers.io_struct import GenerateReqInput
+
+    version = installed_versions("sglang", "cpu")["sglang"]
+    defaults = dataclass_defaults(GenerateReqInput)
+    assert_classed(REQUEST, version, defaults)
+    check_options(REQUEST, version, defaults, defaults, {})
+
+
 def test_every_field_of_the_installed_megatron_config_is_classed() -> None:
     from megatron.core.transformer.transformer_config import TransformerConfig
 
     version = installed_versions("megatron", "cpu")["megatron-core"]
-    assert_classed(CONFIG, version, {field.name for field in dataclasses.fields(TransformerConfig)})
+    assert_classed(CONFIG, version, dataclass_defaults(TransformerConfig))
     wanted = render_megatron(contract(), shape(), TrainLayout(tp=2, pp=2), "bfloat16")
     table = option_table(CONFIG, version)
     assert {table.class_of(field)[0] for field in wanted} == {"set_by_contract"}  # type: ignore[index]
@@ -243,7 +279,7 @@ def test_true_is_not_one() -> None:
         check_options(SERVER, "0.5.17", {"dp_size": True}, {"dp_size": 1}, {})
 
 
-@pytest.mark.parametrize("surface", [SERVER, SAMPLING, CONFIG])
+@pytest.mark.parametrize("surface", SURFACES)
 def test_a_version_that_is_not_classed_is_refused(surface: Surface) -> None:
     with pytest.raises(VersionRefused) as error:
         check_options(surface, "9.9.9", {}, {}, {})
@@ -251,6 +287,25 @@ def test_a_version_that_is_not_classed_is_refused(surface: Surface) -> None:
     assert f"package {package}: the options of version 9.9.9 ({surface}) are not classed; classed: {known}" in str(
         error.value
     )
+
+
+@pytest.mark.parametrize("surface", SURFACES)
+def test_what_a_person_gives_is_checked_by_the_defaults_in_the_data(surface: Surface) -> None:
+    """Every refused field, with no engine imported; its default passes, a field that the engine has not does not."""
+    for version in contract().engine_versions[SURFACES[surface]]:
+        table = option_table(surface, version)
+        for field in refused_fields(surface, version):
+            check_given(surface, version, {field: table.defaults[field]}, {})
+            with pytest.raises(OptionRefused) as error:
+                check_given(surface, version, {field: ["another"]}, {})
+            assert f"{surface} {field}=['another']: refused, because " in str(error.value)
+        with pytest.raises(OptionRefused, match=r"a_field_of_tomorrow=1: version .* has no such field"):
+            check_given(surface, version, {"a_field_of_tomorrow": 1}, {})
+
+
+def test_a_field_that_a_person_misspells_is_told_its_name() -> None:
+    with pytest.raises(OptionRefused, match=r"did you mean chunked_prefill_size\?"):
+        check_given(SERVER, "0.5.17", {"chunked_prefil_size": 16}, {})
 
 
 def test_class_of_an_unknown_field_is_none() -> None:

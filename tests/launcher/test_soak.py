@@ -12,7 +12,7 @@ from miles_top_launcher._contract.schema.compare import compare_logprobs
 from miles_top_launcher.problems import WorkerFailed
 from miles_top_launcher.rounds import Round
 from miles_top_launcher.samples import Batch, BatchSamples, read_batch
-from miles_top_launcher.soak.command import ROLLOUT_OPTIONS
+from miles_top_launcher.soak.command import OPTIONS
 from miles_top_launcher.soak.mixes import LONGEST_PROMPT, draw_batch
 from miles_top_launcher.soak.resources import MIB, Usage, slope, usage
 from miles_top_launcher.soak.run import WARM_UP, Soak
@@ -95,7 +95,7 @@ def test_a_mix_is_drawn_from_seed_and_round_alone_and_fits_the_engine() -> None:
         assert all(drawn.samples[index] == 1 for index in drawn.aborted)
         assert all(0 <= token < 1003 for prompt in drawn.prompts for token in prompt)
         needed = [len(prompt) + length for prompt, length in zip(drawn.prompts, drawn.max_new_tokens, strict=True)]
-        pool = ROLLOUT_OPTIONS["max_total_tokens"]
+        pool = OPTIONS.sglang["max_total_tokens"]
         assert max(needed) < pool
         crowded += sum(needed) > pool
         ids = drawn.request_ids

@@ -21,6 +21,10 @@ from tests.megatron.faults import FAULTS
 from tests.megatron.host_jobs import hosted as hosted
 from tests.megatron.host_jobs import layers_in_a_stock_model as layers_in_a_stock_model
 from tests.megatron.opened import Samples, open_trainer, sequences
+from tests.megatron.option_jobs import option_of_tomorrow as option_of_tomorrow
+from tests.megatron.option_jobs import option_refusals as option_refusals
+from tests.megatron.option_jobs import set_by_the_trainer as set_by_the_trainer
+from tests.megatron.option_jobs import stock_differences as stock_differences
 from tests.megatron.refusal_jobs import error as error
 from tests.megatron.refusal_jobs import save_on_a_full_disk as save_on_a_full_disk
 from tests.megatron.refusal_jobs import save_without_config as save_without_config
@@ -33,10 +37,12 @@ def score(
     layout: dict[str, Any],
     samples: Samples,
     options: list[tuple[float, int | None]],
+    /,
     dtype: str = "bfloat16",
+    **more: Any,
 ) -> list[list[list[float]]]:
     """Log-probs for each (temperature, micro_batch_tokens)."""
-    with open_trainer(model, layout, dtype) as trainer:
+    with open_trainer(model, layout, dtype, **more) as trainer:
         return [trainer.score(sequences(samples), temperature, tokens) for temperature, tokens in options]
 
 

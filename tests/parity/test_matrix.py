@@ -61,15 +61,31 @@ def test_18_layouts_give_the_same_tokens_and_the_same_bits_and_the_controls_do_n
 
 
 @pytest.mark.timeout(1200)
-def test_float32_untied_contiguous_and_greedy_is_exact(tmp_path: Path) -> None:
-    """The same theorem where roundings to bf16 are identities, with the other head, the other cut and no sampling."""
+def test_float32_untied_contiguous_and_greedy_is_exact_under_a_persons_own_options(tmp_path: Path) -> None:
+    """The same theorem where roundings to bf16 are identities, with the other head, the other cut and no sampling, and
+    with neutral options of both engines, read back from the live ones."""
     model = build(TinyModel(tied=False, trained=False), tmp_path / "model")
     layout = ("--rollout-tp", "2", "--train-tp", "2", "--cp", "2", "--cp-layout", "contiguous")
     other = ("--dtype", "float32", "--temperature", "0", "--seed", "11")
-    found = verify(tmp_path, "--model", str(model), *layout, *other, *FEW_TOKENS)
+    own = (
+        *("--sglang", "chunked_prefill_size=16", "--sglang", "schedule_policy=lpm"),
+        *("--sglang", "max_running_requests=3", "--sampling", "skip_special_tokens=false"),
+        *("--megatron", "recompute_granularity=full", "--megatron", "recompute_method=uniform"),
+        *("--megatron", "recompute_num_layers=1"),
+    )
+    found = verify(tmp_path, "--model", str(model), *layout, *other, *FEW_TOKENS, *own)
     assert found.code == EXACT, found.out + found.err
     (cell,) = found.report["cells"]
     assert cell["mismatch_count"] == 0
     assert cell["token_count"] == 8 * 16
     assert cell["train"] == {"tp": 2, "pp": 1, "cp": 2, "dp": 1, "cp_layout": "contiguous"}
     assert {receipt["dtype"] for side in found.report["receipts"].values() for receipt in side} == {"float32"}
+    assert found.report["options"] == {
+        "sglang": {"chunked_prefill_size": "16", "schedule_policy": "'lpm'", "max_running_requests": "3"},
+        "sampling": {"skip_special_tokens": "False"},
+        "megatron": {
+            "recompute_granularity": "'full'",
+            "recompute_method": "'uniform'",
+            "recompute_num_layers": "1",
+        },
+    }

@@ -19,7 +19,7 @@ from miles_top_launcher._contract.schema.errors import ReceiptMismatch
 from miles_top_launcher.plan import VerifyRequest, make_plan
 from miles_top_launcher.problems import WorkerFailed
 from miles_top_launcher.rounds import Rounds
-from miles_top_launcher.soak.command import ROLLOUT_ENVIRONMENT, ROLLOUT_OPTIONS
+from miles_top_launcher.soak.command import OPTIONS, ROLLOUT_ENVIRONMENT
 from miles_top_launcher.soak.mixes import draw_batch
 from miles_top_launcher.soak.run import OPTIMIZER, soak
 from miles_top_launcher.tiny import build
@@ -32,7 +32,7 @@ VOCABULARY = 1003
 
 def test_a_short_soak_differs_nowhere(tmp_path: Path) -> None:
     plan = make_plan(VerifyRequest(max_new_tokens=300, dp=2), tmp_path)
-    plan = replace(plan, rollout_options=ROLLOUT_OPTIONS, rollout_environment=ROLLOUT_ENVIRONMENT)
+    plan = replace(plan, options=OPTIONS, rollout_environment=ROLLOUT_ENVIRONMENT)
     found = soak(plan, tmp_path, 5, "disk", print)
     assert found.reasons() == ()
     assert found.rounds == len(found.versions) == 5

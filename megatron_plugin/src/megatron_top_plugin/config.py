@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields
 from importlib.metadata import version
 from typing import Any
 
@@ -12,18 +13,22 @@ from torch.nn import functional
 
 from ._contract.schema.errors import OptionRefused
 from ._contract.schema.layout import TrainLayout
-from ._contract.schema.options import check_options
+from ._contract.schema.options import Surface, check_options, plain
 from ._contract.schema.render import render_megatron
 from .numerics import Numerics, numerics_of
+
+_SURFACE: Surface = "megatron.transformer_config"
 
 
 @dataclass
 class TrueOnPolicyConfig(TransformerConfig):
-    """A stock config that carries its contract, checked once it is complete."""
+    """A stock config that carries its contract, checked as it is given and once it is complete."""
 
     true_on_policy: Numerics | None = None
 
     def __post_init__(self) -> None:
+        # First, because Megatron's own checks of a refused option name neither the contract nor what is allowed.
+        check_config(self, complete=False)
         super().__post_init__()
         check_config(self)
 
@@ -84,17 +89,30 @@ def _trainer_settings(numerics: Numerics, layout: TrainLayout) -> dict[str, Any]
 
 
 def make_config(
-    numerics: Numerics, layout: TrainLayout, dtype: torch.dtype, recompute: Recompute | None = None
+    numerics: Numerics,
+    layout: TrainLayout,
+    dtype: torch.dtype,
+    recompute: Recompute | None = None,
+    options: Mapping[str, Any] | None = None,
 ) -> TrueOnPolicyConfig:
     """The config of one model under its contract in ``layout``; ``dtype`` is bfloat16 or float32.
 
+    ``options`` are further ``TransformerConfig`` fields, of those that the contract leaves free.
+
     Raises:
-        OptionRefused: for an option that the contract does not allow.
+        OptionRefused: for an option that the contract does not allow, or that is decided already.
     """
-    settings = contract_settings(numerics, layout, dtype) | _trainer_settings(numerics, layout)
-    if recompute is not None:
-        settings |= recompute.settings()
-    return TrueOnPolicyConfig(**settings, true_on_policy=numerics)
+    decided = _trainer_settings(numerics, layout) | (recompute.settings() if recompute is not None else {})
+    settings = contract_settings(numerics, layout, dtype) | decided
+    known = {field.name for field in fields(TransformerConfig) if field.init}
+    for name, value in (options or {}).items():
+        if name not in known:
+            raise OptionRefused(f"megatron option {name}={value!r}: TransformerConfig has no such field; leave it out")
+        if name in decided and value != decided[name]:
+            raise OptionRefused(
+                f"megatron option {name}={value!r}: the trainer sets it to {decided[name]!r}; leave it out"
+            )
+    return TrueOnPolicyConfig(**(settings | dict(options or {})), true_on_policy=numerics)
 
 
 def adopt_config(host: Any, numerics: Numerics, layout: TrainLayout, dtype: torch.dtype) -> TrueOnPolicyConfig:
@@ -107,13 +125,17 @@ def adopt_config(host: Any, numerics: Numerics, layout: TrainLayout, dtype: torc
     """
     kept = {field.name: getattr(host, field.name) for field in fields(TransformerConfig) if field.init}
     settings = contract_settings(numerics, layout, dtype)
+    # Fields that only the host's own class has are not carried over: nobody has classed them.
+    own = {name: value for name, value in _defaults(host).items() if name not in _defaults(TransformerConfig)}
+    check_options(_SURFACE, version("megatron-core"), {name: getattr(host, name) for name in own}, own, {})
     return TrueOnPolicyConfig(**(kept | settings), true_on_policy=numerics)
 
 
-def check_config(config: Any) -> None:
+def check_config(config: Any, complete: bool = True) -> None:
     """Refuse a config in which the contract would not hold, in one line.
 
     Every field that differs from a stock config of the same model and layout must be classed harmless by the contract.
+    In a config that Megatron has not completed yet, a field at its default is one that nobody has given.
 
     Raises:
         OptionRefused: naming the option, its value and what is allowed.
@@ -129,11 +151,22 @@ def check_config(config: Any) -> None:
     settings = contract_settings(numerics, layout, config.params_dtype)
     # Megatron derives fields from others, so the defaults to compare with are those of a config it has completed.
     stock = TransformerConfig(**settings)
-    names = [field.name for field in fields(TransformerConfig)]
-    check_options(
-        "megatron.transformer_config",
-        version("megatron-core"),
-        values={name: getattr(config, name) for name in names},
-        defaults={name: getattr(stock, name) for name in names},
-        contract_values=settings,
-    )
+    completed = {field.name: getattr(stock, field.name) for field in fields(TransformerConfig)}
+    # A subclass of the host may have fields of its own.
+    defaults = _defaults(config) | completed
+    values = {name: getattr(config, name) for name in defaults}
+    if not complete:
+        given = _defaults(config)
+        values |= {name: defaults[name] for name in defaults if plain(values[name]) == plain(given[name])}
+    check_options(_SURFACE, version("megatron-core"), values, defaults, settings)
+
+
+def _defaults(config: Any) -> dict[str, Any]:
+    """Field -> default of a config's class, our own field left out; a required field's is None."""
+    return {
+        field.name: field.default_factory()
+        if field.default_factory is not MISSING
+        else (None if field.default is MISSING else field.default)
+        for field in fields(config)
+        if field.name != "true_on_policy"
+    }

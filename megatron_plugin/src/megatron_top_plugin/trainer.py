@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 from pathlib import Path
 from types import TracebackType
@@ -55,11 +56,13 @@ class Trainer:
         optimizer: OptimizerSettings | None = None,
         weight_version: str = "0",
         device: str = "cpu",
+        options: Mapping[str, Any] | None = None,
     ) -> None:
         """Builds the stage of this rank and loads its weights from the Hugging Face folder ``model_dir``.
 
         ``dtype`` is bfloat16 or float32. With ``optimizer`` the model is wrapped in Megatron's DDP, ready for
         :meth:`train_step`. ``weight_version`` names the weights in receipts, until an update makes them others.
+        ``options`` are further ``TransformerConfig`` fields, of those that the contract leaves free.
 
         Raises:
             Refusal: for a model, layout or option that the contract does not cover, before anything is built.
@@ -87,6 +90,7 @@ class Trainer:
         self.weight_version = weight_version
         self._numerics = Numerics(contract, shape, kernel_set, layout.cp_layout)
         self._recompute = recompute
+        self._options = dict(options or {})
         self._optimizer = optimizer
         self._cpu = CpuSupport() if device == "cpu" else None
         self._model: Any = None
@@ -110,7 +114,7 @@ class Trainer:
             create_gloo_process_groups=False,
         )
         self._ranks = Ranks.current()
-        self._config = make_config(self._numerics, layout, self._dtype, self._recompute)
+        self._config = make_config(self._numerics, layout, self._dtype, self._recompute, self._options)
         self._model = build_model(
             self._config, pre_process=self._ranks.is_first_stage, post_process=self._ranks.is_last_stage
         )

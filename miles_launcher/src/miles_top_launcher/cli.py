@@ -13,6 +13,8 @@ from .exit_codes import EXACT, INTERRUPTED, REFUSED
 # typer carries its own copy of click from 0.27 on, so the base class is found from the public one.
 USAGE_ERROR: type[BaseException] = typer.BadParameter.__mro__[1]
 
+FIELD = "FIELD=VALUE"
+
 
 class OneLineErrors(TyperGroup):
     """A command group that tells a wrong flag in one line instead of a usage page."""
@@ -70,6 +72,16 @@ MaxNewTokens = Annotated[int, typer.Option(help="Response tokens a prompt.")]
 Temperature = Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy.")]
 Seed = Annotated[int, typer.Option(help="Seed of the prompts and of each request.")]
 Dtype = Annotated[Literal["bfloat16", "float32"], typer.Option(help="Type of weights and activations.")]
+Sglang = Annotated[
+    list[str] | None,
+    typer.Option(help="A server argument of SGLang, e.g. chunked_prefill_size=16; again for more.", metavar=FIELD),
+]
+Sampling = Annotated[
+    list[str] | None, typer.Option(help="A sampling parameter of every request; again for more.", metavar=FIELD)
+]
+Megatron = Annotated[
+    list[str] | None, typer.Option(help="A field of Megatron's TransformerConfig; again for more.", metavar=FIELD)
+]
 Json = Annotated[Path | None, typer.Option("--json", help="Write what was found there.", metavar="OUT")]
 
 
@@ -89,6 +101,9 @@ def verify(
     temperature: Temperature = 1.0,
     seed: Seed = 0,
     dtype: Dtype = "bfloat16",
+    sglang: Sglang = None,
+    sampling: Sampling = None,
+    megatron: Megatron = None,
     matrix: Annotated[
         Literal["small", "full"] | None,
         typer.Option(help="Many layouts in one run: small is 18, full is 27 on four models."),
@@ -117,6 +132,9 @@ def verify(
         temperature=temperature,
         seed=seed,
         dtype=dtype,
+        sglang=tuple(sglang or ()),
+        sampling=tuple(sampling or ()),
+        megatron=tuple(megatron or ()),
         matrix=matrix,
         json=json,
     )
@@ -146,6 +164,9 @@ def diff(
     temperature: Temperature = 1.0,
     seed: Seed = 0,
     dtype: Dtype = "bfloat16",
+    sglang: Sglang = None,
+    sampling: Sampling = None,
+    megatron: Megatron = None,
     out: Annotated[
         Path | None,
         typer.Option(help="Keep the dumps there.", metavar="DIR", show_default="kept only if they differ"),
@@ -177,6 +198,9 @@ def diff(
         temperature=temperature,
         seed=seed,
         dtype=dtype,
+        sglang=tuple(sglang or ()),
+        sampling=tuple(sampling or ()),
+        megatron=tuple(megatron or ()),
     )
     return run_diff(DiffRequest(dumps=tuple(dumps or ()), run=run, out=out, values_limit=values_limit, json=json))
 

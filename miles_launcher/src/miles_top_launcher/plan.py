@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from ._contract.schema.contract import TrueOnPolicyContract
 from ._contract.schema.layout import CpLayout, Layout, RolloutLayout, TrainLayout, check_layout
@@ -13,6 +13,7 @@ from ._contract.schema.temperature import check_temperature
 from .environment import check_environment
 from .matrix import matrix_layouts
 from .model_folder import ModelFolder, check_shape_for, check_weights, pick_contract, read_folder
+from .options import EngineOptions, check, parse
 from .preflight import check_installed
 from .problems import BadInput
 from .prompts import check_lengths, draw_prompts, read_prompts
@@ -50,6 +51,9 @@ class VerifyRequest:
     seed: int = 0
     dtype: Dtype = "bfloat16"
     matrix: Literal["small", "full"] | None = None
+    sglang: tuple[str, ...] = ()
+    sampling: tuple[str, ...] = ()
+    megatron: tuple[str, ...] = ()
     json: Path | None = None
 
 
@@ -58,9 +62,9 @@ class LaunchPlan:
     """A checked run: which models, which layouts, which prompts. Only this object travels on.
 
     `tiny` are the models still to be written into the folders of `models` (none for a person's own folder).
-    `temperature` 0 is greedy; a request's seed is `seed` plus its index. `rollout_options` are further
-    `sglang.Engine` keywords, which win over those that a run chooses by itself, and `rollout_environment` further
-    variables of its processes.
+    `temperature` 0 is greedy; a request's seed is `seed` plus its index. `options` win over those that
+    a run chooses by itself, all of them neutral; `rollout_environment` are further variables of the rollout's
+    processes.
     """
 
     contract: TrueOnPolicyContract
@@ -75,7 +79,7 @@ class LaunchPlan:
     temperature: float
     seed: int
     report: Path | None
-    rollout_options: Mapping[str, Any] = field(default_factory=dict)
+    options: EngineOptions = field(default_factory=EngineOptions)
     rollout_environment: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -106,6 +110,9 @@ def make_plan(request: VerifyRequest, workspace: Path) -> LaunchPlan:
     """
     _check_numbers(request)
     layouts = _layouts(request)
+    options = EngineOptions(
+        parse("--sglang", request.sglang), parse("--sampling", request.sampling), parse("--megatron", request.megatron)
+    )
     tiny = _tiny_models(request)
     if tiny:
         configs = [(model.name, workspace / model.name, model.config()) for model in tiny]
@@ -124,6 +131,8 @@ def make_plan(request: VerifyRequest, workspace: Path) -> LaunchPlan:
     check_lengths(prompts, request.max_new_tokens, min(model.shape.max_position_embeddings for model in models))
     check_environment(contract, DEVICE)
     check_installed(contract, DEVICE)
+    trains = [layout.train for layout in layouts]
+    check(options, contract, [model.shape for model in models], trains, DEVICE, request.dtype)
     return LaunchPlan(
         contract=contract,
         kernel_set=contract.kernel_set_for(DEVICE),
@@ -137,6 +146,7 @@ def make_plan(request: VerifyRequest, workspace: Path) -> LaunchPlan:
         temperature=request.temperature,
         seed=request.seed,
         report=request.json,
+        options=options,
     )
 
 

@@ -32,6 +32,11 @@ def read_receipts(name: str, shown: Sequence[Any]) -> tuple[Receipt, ...]:
         raise ReceiptMismatch(f"{name} shows a receipt that can't be read: {one_line(error)}") from None
 
 
+def by_name(differences: Sequence[str]) -> tuple[str, ...]:
+    """Differences of receipts, tensors first: a tensor's name says more than the digest over all of them."""
+    return tuple(sorted(differences, key=lambda line: not line.startswith("weight ")))
+
+
 def check_handshake(
     rollout: Sequence[Receipt], train: Sequence[Receipt], layout: Layout, contract: TrueOnPolicyContract
 ) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ._contract.schema.compare import LogprobComparison
@@ -67,6 +67,8 @@ class Report:
     cells: tuple[Cell, ...]
     controls: tuple[Control, ...]
     reasons: tuple[str, ...]
+    options: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """By engine: what the live engine holds in each option that a person gave."""
 
     @property
     def verdict(self) -> Literal["exact", "differs"]:
@@ -175,6 +177,7 @@ def as_json(report: Report) -> dict[str, Any]:
             "train": [receipt.model_dump(mode="json") for receipt in report.train_receipts],
         },
         "cells": [_cell_json(cell) for cell in report.cells],
+        **({"options": report.options} if any(report.options.values()) else {}),
         "control": [_control_json(control) for control in report.controls],
         "verdict": report.verdict,
     }

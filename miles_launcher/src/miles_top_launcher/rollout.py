@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
 from ._contract.schema.receipt import Receipt
@@ -29,12 +29,14 @@ KV_SLACK = 512
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """What one engine gave: samples, the receipts of all its ranks (none from a stock engine), seconds."""
+    """What one engine gave: samples, the receipts of all its ranks (none from a stock engine), seconds, and what it
+    holds in the options that a person gave."""
 
     samples: Samples
     receipts: tuple[Receipt, ...]
     start_seconds: float
     sample_seconds: float
+    options: dict[str, str]
 
 
 class RolloutEngine:
@@ -50,6 +52,7 @@ class RolloutEngine:
             engine_environment(plan.contract, plan.device) | dict(plan.rollout_environment),
         )
         self._settings = engine_settings(plan, model, tp)
+        self._options: dict[str, str] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -59,7 +62,8 @@ class RolloutEngine:
 
     def start(self) -> tuple[Receipt, ...]:
         """Start the engine; returns the receipts of all its ranks."""
-        self._worker.request({"op": "start", "engine": self._settings}, START_SECONDS)
+        command = {"op": "start", "engine": self._settings, "show": list(self._plan.options.sglang)}
+        self._options = dict(self._worker.request(command, START_SECONDS)["options"])
         return self.receipts()
 
     def receipts(self) -> tuple[Receipt, ...]:
@@ -69,7 +73,7 @@ class RolloutEngine:
 
     def sample(self) -> Samples:
         """Sample every prompt of the plan in one call."""
-        reply = self._worker.request(sample_command(self._plan), SAMPLE_SECONDS)
+        reply = self._worker.request(sample_command(self._plan, self._plan.options.sampling), SAMPLE_SECONDS)
         return read_samples(self.name, reply, self._plan.prompts, self._plan.max_new_tokens)
 
     def sample_batch(self, batch: Batch) -> BatchSamples:
@@ -114,7 +118,7 @@ class RolloutEngine:
         receipts = self.start()
         up = time.monotonic()
         samples = self.sample() if recording is None else self.record(recording)
-        return Rollout(samples, receipts, start_seconds=up - started, sample_seconds=time.monotonic() - up)
+        return Rollout(samples, receipts, up - started, time.monotonic() - up, self._options)
 
 
 def request_id(number: int) -> str:
@@ -122,8 +126,11 @@ def request_id(number: int) -> str:
     return f"request-{number}"
 
 
-def sample_command(plan: LaunchPlan) -> dict[str, Any]:
-    """The command that samples the plan's prompts: each request has its own seed, and end-of-text does not stop it."""
+def sample_command(plan: LaunchPlan, own: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
+    """The command that samples the plan's prompts: each request has its own seed, and end-of-text does not stop it.
+
+    `own` are the sampling parameters that a person gave.
+    """
     count = len(plan.prompts)
     return Batch(
         prompts=plan.prompts,
@@ -131,13 +138,15 @@ def sample_command(plan: LaunchPlan) -> dict[str, Any]:
         seeds=tuple(plan.seed + index for index in range(count)),
         temperature=plan.temperature,
         request_ids=tuple(map(request_id, range(count))),
+        own=own,
     ).command()
 
 
 def engine_settings(plan: LaunchPlan, model: ModelFolder, tp: int) -> dict[str, Any]:
-    """`sglang.Engine` keywords under the contract: what this run chooses, then what the contract sets."""
+    """`sglang.Engine` keywords under the contract: what the run chooses, a person's own, what the contract sets."""
     return {
         **run_settings(plan, model, tp),
+        **plan.options.sglang,
         **render_sglang(plan.contract, plan.device, plan.dtype),
         "weight_version": WEIGHT_VERSION,
         "true_on_policy_contract": plan.contract.name,
@@ -158,5 +167,4 @@ def run_settings(plan: LaunchPlan, model: ModelFolder, tp: int) -> dict[str, Any
         "max_total_tokens": max(min(sum(requests), LARGEST_KV_POOL), max(requests)) + KV_SLACK,
         "random_seed": plan.seed,
         "log_level": "warning",
-        **plan.rollout_options,
     }

@@ -13,7 +13,7 @@ from ._contract.schema.errors import ReceiptMismatch
 from ._contract.schema.layout import Layout
 from ._contract.schema.receipt import Receipt, compare_receipts
 from .plan import LaunchPlan
-from .receipts import check_handshake
+from .receipts import by_name, check_handshake
 from .rollout import RolloutEngine
 from .samples import Batch, BatchSamples
 from .trainer import TrainerPool
@@ -103,10 +103,7 @@ class Rounds:
 
     def _check(self, rollout: tuple[Receipt, ...], train: tuple[Receipt, ...]) -> None:
         check_handshake(rollout, train, self._layout, self._plan.contract)
-        # a tensor's name says more than the digest over all of them
-        differences = sorted(
-            compare_receipts(rollout, train, self._layout), key=lambda line: not line.startswith("weight ")
-        )
+        differences = by_name(compare_receipts(rollout, train, self._layout))
         if differences:
             raise ReceiptMismatch(f"the engines' receipts differ: {differences[0]} (and {len(differences) - 1} more)")
         for side, receipts in (("rollout", rollout), ("trainer", train)):

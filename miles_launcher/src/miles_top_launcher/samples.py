@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from .problems import WorkerFailed
@@ -38,7 +38,8 @@ class Batch:
 
     `samples` is how many responses each request draws (none given: one each), side by side in the reply.
     `aborted` are those that are aborted `abort_after` seconds into the call, unless they have finished by then. No
-    request's id may begin with another's: the engine aborts by prefix.
+    request's id may begin with another's: the engine aborts by prefix. `own` are sampling parameters that a person
+    gave.
     """
 
     prompts: tuple[tuple[int, ...], ...]
@@ -49,6 +50,7 @@ class Batch:
     samples: tuple[int, ...] = ()
     aborted: tuple[int, ...] = ()
     abort_after: float = 0.0
+    own: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def scoring_temperature(self) -> float:
@@ -68,7 +70,13 @@ class Batch:
             "op": "sample",
             "prompts": [list(prompt) for prompt in self.prompts],
             "sampling_params": [
-                {"max_new_tokens": length, "temperature": self.temperature, "sampling_seed": seed, "ignore_eos": True}
+                {
+                    **self.own,
+                    "max_new_tokens": length,
+                    "temperature": self.temperature,
+                    "sampling_seed": seed,
+                    "ignore_eos": True,
+                }
                 for length, seed in sampling
             ],
             "request_ids": list(self.request_ids),

@@ -55,6 +55,7 @@ class TrainerPool:
         self._active: list[Worker] = []
         self._name = "trainer"
         self.receipts: tuple[Receipt, ...] = ()
+        self.options: dict[str, str] = {}
         self._workers: list[Worker] = []
         for rank in range(ranks):
             self._workers.append(
@@ -95,9 +96,11 @@ class TrainerPool:
             "rendezvous": str(self._folder / f"rendezvous-{self._builds}"),
             "world_size": train.world_size,
             "optimizer": optimizer,
+            "options": dict(self._plan.options.megatron),
         }
         self._name = f"trainer {train_name(train)} of {model.name}"
         replies = self._ask([command | {"rank": rank} for rank in range(train.world_size)], BUILD_SECONDS)
+        self.options = dict(replies[0]["options"])
         return self._read(replies)
 
     def _read(self, replies: Sequence[dict[str, Any]]) -> tuple[Receipt, ...]:

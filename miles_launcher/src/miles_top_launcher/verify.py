@@ -37,6 +37,7 @@ class _Found:
     train_receipts: list[Receipt] = field(default_factory=list)
     cells: list[Cell] = field(default_factory=list)
     controls: list[Control] = field(default_factory=list)
+    trainer_options: dict[str, str] = field(default_factory=dict)
 
 
 def run(plan: LaunchPlan, model_name: str, workspace: Path, say: Say) -> Report:
@@ -61,6 +62,11 @@ def run(plan: LaunchPlan, model_name: str, workspace: Path, say: Say) -> Report:
         train_receipts=tuple(found.train_receipts),
         cells=tuple(found.cells),
         controls=tuple(found.controls),
+        options={
+            "sglang": next(iter(found.rollouts.values())).options,
+            "sampling": {name: repr(value) for name, value in plan.options.sampling.items()},
+            "megatron": found.trainer_options,
+        },
         reasons=judge([model.name for model in plan.models], plan.layouts, found.cells, found.controls),
     )
 
@@ -93,6 +99,7 @@ def _score(plan: LaunchPlan, workspace: Path, say: Say, found: _Found) -> None:
                 started = time.monotonic()
                 receipts = pool.build(model, train)
                 found.train_receipts += receipts
+                found.trainer_options = pool.options
                 build_seconds = time.monotonic() - started
                 layouts = [layout for layout in plan.layouts if layout.train == train]
                 for layout in layouts:

@@ -53,7 +53,7 @@ def _construct(original: Callable[..., None], self: Any, *args: Any, **kwargs: A
         hooks.install(FLAG_HOOKS)
     with settings.deterministic_backend(arguments["attention_backend"]):
         original(self, **arguments)
-    self.__dict__[FLAG] = name
+    settings.mark(self, name)
 
 
 def _add_cli_args(original: Callable[..., None], parser: argparse.ArgumentParser) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
+from collections.abc import Mapping
 from importlib.metadata import version
 from typing import Any
 
@@ -13,24 +15,7 @@ from sglang.srt.sampling.sampling_params import SamplingParams
 from ._contract.schema.errors import OptionRefused
 from ._contract.schema.options import check_options
 from ._contract.schema.temperature import check_temperature
-
-#: Fields of a generate request that would leave the contract, and why. All others change no number.
-REFUSED_FIELDS: dict[str, str] = {
-    "input_embeds": "the trainer embeds token ids",
-    "positional_embed_overrides": "the trainer embeds token ids",
-    "image_data": "the contract's models read text alone",
-    "video_data": "the contract's models read text alone",
-    "audio_data": "the contract's models read text alone",
-    "custom_logit_processor": "it changes the distribution that the trainer scores",
-    "max_thinking_tokens": "it changes the distribution that the trainer scores",
-    "return_sampling_mask": "the whole vocabulary is sampled; there is no mask",
-    "multi_item_delimiter_indices": "multi-item scoring has a log-prob path of its own",
-    "session_params": "sessions splice requests together; not proven",
-    "lora_path": "the trainer has no adapter",
-    "lora_id": "the trainer has no adapter",
-    "bootstrap_host": "prefill and decode on different engines are not proven",
-    "bootstrap_room": "prefill and decode on different engines are not proven",
-}
+from .settings import defaults_of
 
 
 def check_request(obj: Any) -> None:
@@ -41,15 +26,27 @@ def check_request(obj: Any) -> None:
     """
     if not isinstance(obj, GenerateReqInput):
         raise OptionRefused(f"request {type(obj).__name__}: the contract serves generation alone")
-    for field, reason in REFUSED_FIELDS.items():
-        value = getattr(obj, field, None)
-        # 0 is a value; what a request leaves out is None, False or an empty list
-        if value is not None and value is not False and value != []:
-            raise OptionRefused(f"request {field}={_short(value)}: refused, because {reason}; leave it out")
+    values = {field.name: getattr(obj, field.name) for field in dataclasses.fields(obj)}
+    check_options("sglang.generate_request", version("sglang"), values, defaults_of(type(obj)), {})
     params = obj.sampling_params
-    if isinstance(params, dict) and params.get("temperature") is not None:
-        # as given: once normalised, a tiny temperature is greedy at 1 and can't be told from temperature 0
+    if isinstance(params, dict):
+        check_given_sampling(params)
+
+
+def check_given_sampling(params: Mapping[str, Any]) -> None:
+    """Refuses what can't be told any more once the engine has normalised a request's parameters.
+
+    Raises:
+        OptionRefused: naming the parameter, its value and what is allowed.
+    """
+    if params.get("temperature") is not None:
+        # a tiny temperature is greedy at 1 then, as temperature 0 is
         check_temperature(params["temperature"], "sampling_params temperature")
+    if params.get("is_normalized"):
+        raise OptionRefused(
+            f"sglang.sampling_params is_normalized={params['is_normalized']!r}: the engine would read the parameters "
+            "as they stand, where -1 is no top_k and stop strings have no length; leave it out"
+        )
 
 
 def check_sampling(params: SamplingParams) -> None:
@@ -85,8 +82,3 @@ def seed_of(request_id: str, sample_index: int) -> int:
     """
     digest = hashlib.sha256(f"{request_id}\0{sample_index}".encode()).digest()
     return int.from_bytes(digest[:8], "little") >> 11
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 40 else text[:37] + "..."

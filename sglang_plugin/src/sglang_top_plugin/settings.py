@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,15 @@ from ._contract.schema.contract import TrueOnPolicyContract
 from ._contract.schema.digest import check_vendored
 from ._contract.schema.errors import OptionRefused, UnsupportedModel
 from ._contract.schema.layout import Layout, RolloutLayout, check_layout
-from ._contract.schema.options import check_options
+from ._contract.schema.options import check_options, option_table
 from ._contract.schema.profile import ModelShape, check_kernel_set, read_shape
 from ._contract.schema.registry import load_contract
 from ._contract.schema.render import environment, render_sglang
-from ._contract.schema.temperature import check_temperature
 from ._contract.schema.versions import check_versions, installed_versions
 
+#: Stands in a marked object's ``__dict__`` and travels with it: fields that a user may not choose and that were not at
+#: their defaults when the object was made, by what they held.
+_MADE = "true_on_policy_made"
 _THREADS_BIND = "SGLANG_CPU_OMP_THREADS_BIND"
 #: Distributions that SGLang's own installation brings along as plugins. Their hooks add flags to the parser and change
 #: schedulers, and a contract's scheduler processes load no other plugin.
@@ -83,14 +86,27 @@ def resolve(name: str, server_args_class: type, given: Mapping[str, Any]) -> dic
     return arguments
 
 
-def _check_preferred(text: str | None) -> None:
-    """Checks the temperature that requests without one of their own get; the rest is checked in each request."""
+def _check_preferred(given: str | dict[str, Any] | None) -> None:
+    """Checks the sampling parameters that requests without their own get, as each request's are checked.
+
+    The command line's parser has read the JSON already; the constructor is given its text.
+    """
+    from sglang.srt.sampling.sampling_params import SamplingParams
+
+    from .requests import check_given_sampling, check_sampling
+
     try:
-        preferred = json.loads(text or "{}")
-        temperature = preferred.get("temperature", 1.0)
-    except (ValueError, AttributeError) as error:
-        raise OptionRefused(f"sglang.server_args preferred_sampling_params={text!r}: no JSON object") from error
-    check_temperature(temperature, "sglang.server_args preferred_sampling_params temperature")
+        preferred = dict(given if isinstance(given, dict) else json.loads(given or "{}"))
+        params = SamplingParams(**preferred)
+    except (ValueError, TypeError) as error:
+        raise OptionRefused(
+            f"sglang.server_args preferred_sampling_params={given!r}: no JSON object of sampling parameters ({error})"
+        ) from error
+    try:
+        check_given_sampling(preferred)
+        check_sampling(params)
+    except OptionRefused as refusal:
+        raise OptionRefused(f"sglang.server_args preferred_sampling_params: {refusal}") from refusal
 
 
 def adopt(server_args: Any) -> None:
@@ -118,15 +134,47 @@ def recheck(server_args: Any, contract: TrueOnPolicyContract) -> None:
     """Holds resolved server arguments against the contract, in the process that is about to run them.
 
     Raises:
-        OptionRefused: for a ``ServerArgs`` that carries the flag but was not made with it.
+        OptionRefused: for a ``ServerArgs`` that carries the flag but was not made with it, or was changed since.
     """
+    made = getattr(server_args, _MADE, None)
+    if made is None:
+        raise OptionRefused(
+            "sglang.server_args: the flag was put on a finished ServerArgs; give true_on_policy_contract to the "
+            "constructor instead"
+        )
     for field, value in render_sglang(contract, server_args.device, server_args.dtype).items():
         found = getattr(server_args, field, None)
         if found != value:
             raise OptionRefused(
-                f"sglang.server_args {field}={found!r}: the contract needs {value!r}; the flag was put on a finished "
-                "ServerArgs; give true_on_policy_contract to the constructor instead"
+                f"sglang.server_args {field}={found!r}: the contract needs {value!r}; it was changed after the "
+                "ServerArgs was made; give it to the constructor, or leave it out"
             )
+    defaults = defaults_of(type(server_args))
+    for field in _bound_fields(defaults):
+        found = repr(getattr(server_args, field))
+        at_first = made.get(field, repr(defaults[field]))
+        if found != at_first:
+            raise OptionRefused(
+                f"sglang.server_args {field}={found}: refused, because it was changed after the ServerArgs was made; "
+                f"allowed: {at_first}; give it to the constructor, which says why, or leave it out"
+            )
+
+
+def mark(server_args: Any, name: str) -> None:
+    """Puts the contract's name on finished arguments, and what the engine has derived of fields that are not free."""
+    defaults = defaults_of(type(server_args))
+    server_args.__dict__["true_on_policy_contract"] = name
+    server_args.__dict__[_MADE] = {
+        field: found
+        for field in _bound_fields(defaults)
+        if (found := repr(getattr(server_args, field))) != repr(defaults[field])
+    }
+
+
+def _bound_fields(defaults: Mapping[str, Any]) -> list[str]:
+    """Fields that a user may not choose: refused ones, and those that nobody has classed."""
+    table = option_table("sglang.server_args", version("sglang"))
+    return [field for field in defaults if (found := table.class_of(field)) is None or found[0] == "refused"]
 
 
 def defaults_of(dataclass: type) -> dict[str, Any]:

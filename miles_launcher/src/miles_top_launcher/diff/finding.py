@@ -13,6 +13,7 @@ from .._contract.schema.profile import ModelShape
 from .._contract.schema.receipt import compare_receipts
 from ..matrix import train_name
 from ..problems import printable
+from ..receipts import by_name
 from .causes import usual_causes
 from .compare import Comparison, Divergence, compare
 from .dump import Dump, read_dump
@@ -66,7 +67,7 @@ def find(rollout: Dump, trainer: Dump) -> Finding:
 def _receipts(rollout: DumpIndex, trainer: DumpIndex) -> tuple[str, ...]:
     ours = rollout.layout if isinstance(rollout.layout, RolloutLayout) else RolloutLayout()
     theirs = trainer.layout if isinstance(trainer.layout, TrainLayout) else TrainLayout()
-    return tuple(compare_receipts(rollout.receipts, trainer.receipts, Layout(rollout=ours, train=theirs)))
+    return by_name(compare_receipts(rollout.receipts, trainer.receipts, Layout(rollout=ours, train=theirs)))
 
 
 def lines(finding: Finding) -> list[str]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ..command import Say, at_terminal, terminal
 from ..exit_codes import DIFFERS, EXACT
+from ..options import EngineOptions
 from ..plan import VerifyRequest, make_plan
 from ..problems import BadInput
 from ..report_file import write_json
@@ -17,7 +18,7 @@ from .resources import MIB
 REPORT_KEYS = frozenset({"verdict", "rounds", "memory_mib", "handles"})
 MOST_ROUNDS = 1_000_000
 # More than the longest request needs, and far less than a batch.
-ROLLOUT_OPTIONS = {"max_total_tokens": 1536, "schedule_conservativeness": 0.05}
+OPTIONS = EngineOptions(sglang={"max_total_tokens": 1536, "schedule_conservativeness": 0.05})
 # The engine's own switch: it retracts requests at every 40th forward pass, as if its cache were full.
 ROLLOUT_ENVIRONMENT = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "40"}
 
@@ -38,9 +39,7 @@ def run_soak(request: SoakRequest) -> int:
     def soak(workspace: Path, say: Say) -> int:
         if not 1 <= request.rounds <= MOST_ROUNDS:
             raise BadInput(f"--rounds {request.rounds}: must be 1 to {MOST_ROUNDS}")
-        plan = replace(
-            make_plan(request.run, workspace), rollout_options=ROLLOUT_OPTIONS, rollout_environment=ROLLOUT_ENVIRONMENT
-        )
+        plan = replace(make_plan(request.run, workspace), options=OPTIONS, rollout_environment=ROLLOUT_ENVIRONMENT)
         from .run import WARM_UP
         from .run import soak as run
 

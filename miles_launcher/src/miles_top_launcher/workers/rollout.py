@@ -20,11 +20,15 @@ class EngineHost:
         self._engine: Any = None
 
     def start(self, command: Mapping[str, Any]) -> dict[str, Any]:
-        """Start `sglang.Engine(**command["engine"])`."""
+        """Start `sglang.Engine(**command["engine"])`; says what its scheduler holds in the arguments to `show`."""
         import sglang
 
         self._engine = sglang.Engine(**command["engine"])
-        return {}
+        names = command.get("show")
+        if not names:
+            return {"options": {}}
+        held = self._engine.get_server_info()["internal_states"][0]
+        return {"options": {name: repr(held[name]) for name in names}}
 
     def receipts(self, command: Mapping[str, Any]) -> dict[str, Any]:
         """The receipts of every rank from the engine's own server info; none from a stock engine."""

@@ -48,8 +48,10 @@ class TrainerHost:
             getattr(torch, command["dtype"]),
             weight_version=command["weight_version"],
             optimizer=OptimizerSettings(**command["optimizer"]) if command.get("optimizer") is not None else None,
+            options=command["options"],
         )
-        return self._receipts()
+        config = self._trainer.model.config
+        return {"options": {name: repr(getattr(config, name)) for name in command["options"]}, **self._receipts()}
 
     def _receipts(self) -> dict[str, Any]:
         return {"receipts": [receipt.model_dump(mode="json") for receipt in self._trainer.receipts()]}

@@ -1,32 +1,39 @@
 """Engine options by class: neutral, set by the contract, or refused.
 
 Classes are data, one file a surface and engine version, in `option_data/`. A field
-that no file classes must be at its default. Imports no engine: the caller hands
-over the live values and the dataclass defaults.
+that no file classes must be at its default. Imports no engine: an engine's process
+hands over the live values and the dataclass defaults, the launcher checks what a
+person gives against the defaults that stand in the data.
 """
 
 from __future__ import annotations
 
+import difflib
 import enum
 import math
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field, JsonValue, ValidationError
 
 from .contract import Scalar, same
 from .errors import OptionRefused, VersionRefused, one_line
 from .policy import Frozen
 
-Surface = Literal["sglang.server_args", "sglang.sampling_params", "megatron.transformer_config"]
+Surface = Literal[
+    "sglang.server_args", "sglang.sampling_params", "sglang.generate_request", "megatron.transformer_config"
+]
 OptionClass = Literal["neutral", "set_by_contract", "refused"]
 
+# A request may carry a picture; a refusal is one line.
+_SHOWN = 80
 _DATA_DIR = Path(__file__).parent / "option_data"
 _PACKAGES: Mapping[Surface, str] = {
     "sglang.server_args": "sglang",
     "sglang.sampling_params": "sglang",
+    "sglang.generate_request": "sglang",
     "megatron.transformer_config": "megatron-core",
 }
 
@@ -59,19 +66,21 @@ class OptionTable(Frozen):
     set_by_contract: tuple[OptionGroup, ...]
     refused: tuple[OptionGroup, ...]
     bounds: tuple[Bound, ...] = ()
+    defaults: dict[str, JsonValue]
+    """Every field's default in the engine's class, as `plain` writes it; a required field's is null."""
 
     def class_of(self, field: str) -> tuple[OptionClass, OptionGroup] | None:
         """Return a field's class and group, or None if nobody has classed it."""
+        return self._classes.get(field)
+
+    @cached_property
+    def _classes(self) -> dict[str, tuple[OptionClass, OptionGroup]]:
         groups: tuple[tuple[OptionClass, tuple[OptionGroup, ...]], ...] = (
             ("neutral", self.neutral),
             ("set_by_contract", self.set_by_contract),
             ("refused", self.refused),
         )
-        for name, members in groups:
-            for group in members:
-                if field in group.fields:
-                    return name, group
-        return None
+        return {field: (name, group) for name, members in groups for group in members for field in group.fields}
 
     def fields(self) -> tuple[str, ...]:
         """Return every classed field, in file order; a field classed twice appears twice."""
@@ -130,34 +139,70 @@ def check_options(
                 "install a version that the contract is proven on"
             )
     for field in dict.fromkeys((*values, *contract_values)):
+        found = table.class_of(field)
+        if found is not None and found[0] == "neutral" and field not in contract_values:
+            continue
         value = plain(values.get(field, defaults.get(field)))
         default = plain(defaults.get(field))
         if field in contract_values:
             wanted = plain(contract_values[field])
-            if not same(value, wanted):
+            if not _equal(value, wanted):
                 raise OptionRefused(
-                    f"{surface} {field}={value!r}: set by the contract to {wanted!r}; leave it out or give that value"
+                    f"{surface} {field}={_shown(value)}: set by the contract to {wanted!r}; leave it out or give that "
+                    "value"
                 )
             continue
-        if same(value, default):
+        if _equal(value, default):
             continue
-        found = table.class_of(field)
         if found is None:
             raise OptionRefused(
-                f"{surface} {field}={value!r}: not classed for version {version}; allowed: the "
+                f"{surface} {field}={_shown(value)}: not classed for version {version}; allowed: the "
                 f"default {default!r}; leave it out, or class it in the contract package"
             )
         kind, group = found
-        if kind == "neutral" or any(same(value, plain(item)) for item in group.allowed):
+        if any(_equal(value, plain(item)) for item in group.allowed):
             continue
         allowed = [default, *(plain(item) for item in group.allowed)]
         raise OptionRefused(
-            f"{surface} {field}={value!r}: {kind.replace('_', ' ')}, because {group.reason}; "
+            f"{surface} {field}={_shown(value)}: {kind.replace('_', ' ')}, because {group.reason}; "
             f"allowed: {', '.join(repr(item) for item in allowed)}"
         )
     _check_bounds(table, values)
     if surface == "sglang.sampling_params":
         _check_greedy(values)
+
+
+def check_given(surface: Surface, version: str, given: Mapping[str, Any], contract_values: Mapping[str, Any]) -> None:
+    """Refuse options that a person gives, where no engine is imported: `check_options` by the defaults in the data.
+
+    Raises `OptionRefused` also for a field that the engine does not have.
+    """
+    defaults = option_table(surface, version).defaults
+    for field in given:
+        if field not in defaults:
+            near = difflib.get_close_matches(field, defaults, 1)
+            raise OptionRefused(
+                f"{surface} {field}={_shown(given[field])}: version {version} has no such field"
+                + (f"; did you mean {near[0]}?" if near else "; leave it out")
+            )
+    check_options(surface, version, {**contract_values, **given}, defaults, contract_values)
+
+
+def refused_fields(surface: Surface, version: str) -> tuple[str, ...]:
+    """Return the fields of class refused, in file order."""
+    return tuple(field for group in option_table(surface, version).refused for field in group.fields)
+
+
+def _equal(value: Any, other: Any) -> bool:
+    """Arrays and other objects compare by identity: their own `==` may give no truth value."""
+    if value is None or isinstance(value, bool | int | float | str | list | dict):
+        return same(value, other)
+    return value is other
+
+
+def _shown(value: Any) -> str:
+    text = " ".join(repr(value).split())
+    return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
 
 
 def _check_bounds(table: OptionTable, values: Mapping[str, Any]) -> None:
