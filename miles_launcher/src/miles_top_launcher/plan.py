@@ -17,6 +17,7 @@ from .options import EngineOptions, check, parse
 from .preflight import check_installed
 from .problems import BadInput
 from .prompts import check_lengths, draw_prompts, read_prompts
+from .samples import scored_at
 from .tiny import FULL_MODELS, SMALL_MODELS, TinyModel
 
 Dtype = Literal["bfloat16", "float32"]
@@ -84,8 +85,8 @@ class LaunchPlan:
 
     @property
     def scoring_temperature(self) -> float:
-        """The temperature log-probs are scored at: greedy is scored at 1."""
-        return self.temperature if self.temperature > 0 else 1.0
+        """The temperature log-probs are scored at."""
+        return scored_at(self.temperature)
 
     @property
     def rollout_tps(self) -> tuple[int, ...]:

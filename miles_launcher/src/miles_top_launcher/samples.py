@@ -11,6 +11,11 @@ from .problems import WorkerFailed
 from .workers.exact import decode_fp32
 
 
+def scored_at(temperature: float) -> float:
+    """The temperature that log-probs sampled at `temperature` are scored at: greedy is scored at 1."""
+    return temperature if temperature > 0 else 1.0
+
+
 @dataclass(frozen=True, slots=True)
 class Samples:
     """One response a prompt: its token ids, the fp32 log-prob the engine returned for each when it sampled it, and the
@@ -54,8 +59,8 @@ class Batch:
 
     @property
     def scoring_temperature(self) -> float:
-        """The temperature log-probs are scored at: greedy is scored at 1."""
-        return self.temperature if self.temperature > 0 else 1.0
+        """The temperature log-probs are scored at."""
+        return scored_at(self.temperature)
 
     @property
     def rows(self) -> tuple[int, ...]:
