@@ -26,7 +26,13 @@ from sglang.srt.server_args import ServerArgs, prepare_server_args
 
 from sglang_top_plugin import requests, settings
 from sglang_top_plugin._contract.schema.errors import OptionRefused
-from sglang_top_plugin._contract.schema.options import Surface, option_table, plain, refused_fields
+from sglang_top_plugin._contract.schema.options import (
+    Surface,
+    dataclass_defaults,
+    option_table,
+    plain,
+    refused_fields,
+)
 from sglang_top_plugin._contract.schema.registry import load_contract
 from sglang_top_plugin._contract.schema.versions import installed_versions
 from tests.contract.option_values import other_values
@@ -74,7 +80,7 @@ def _line_of_exit(action: Callable[[], Any], capfd: pytest.CaptureFixture[str]) 
 
 
 def _server_values() -> dict[str, Any]:
-    return other_values(SERVER, VERSION, typing.get_type_hints(ServerArgs), settings.defaults_of(ServerArgs))
+    return other_values(SERVER, VERSION, typing.get_type_hints(ServerArgs), dataclass_defaults(ServerArgs))
 
 
 @pytest.mark.usefixtures("quick")
@@ -109,7 +115,7 @@ def _lines(parser: argparse.ArgumentParser, field: str) -> Iterator[list[str]]:
 def _line_for(parser: argparse.ArgumentParser, field: str) -> list[str]:
     classed = option_table(SERVER, VERSION).class_of(field)
     assert classed is not None
-    default = settings.defaults_of(ServerArgs)[field]
+    default = dataclass_defaults(ServerArgs)[field]
     taken = [plain(value) for value in (default, *classed[1].allowed)]
     for line in _lines(parser, field):
         try:
@@ -133,7 +139,7 @@ def test_every_refused_server_argument_is_refused_on_the_command_line(
             assert list(_lines(parser, field)) == []
         elif field in ONE_CHOICE:
             (choice,) = {str(one) for action in parser._actions if action.dest == field for one in action.choices or ()}
-            assert choice == settings.defaults_of(ServerArgs)[field]
+            assert choice == dataclass_defaults(ServerArgs)[field]
         else:
             line = _line_for(parser, field)
             # What the server's own function does, with one parser for all of them.
@@ -186,7 +192,7 @@ def test_every_field_set_by_the_contract_is_refused_at_another_value(
 
 def test_every_refused_request_field_is_refused() -> None:
     hints = typing.get_type_hints(GenerateReqInput)
-    values = other_values("sglang.generate_request", VERSION, hints, settings.defaults_of(GenerateReqInput))
+    values = other_values("sglang.generate_request", VERSION, hints, dataclass_defaults(GenerateReqInput))
     obj = GenerateReqInput(input_ids=[1])
     requests.check_request(obj)
     for field, value in values.items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass, fields
 from importlib.metadata import version
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from ._contract.schema.errors import OptionRefused
 from ._contract.schema.layout import TrainLayout
-from ._contract.schema.options import Surface, check_options, plain
+from ._contract.schema.options import Surface, check_options, dataclass_defaults, plain
 from ._contract.schema.render import render_megatron
 from .numerics import Numerics, numerics_of
 
@@ -126,7 +126,8 @@ def adopt_config(host: Any, numerics: Numerics, layout: TrainLayout, dtype: torc
     kept = {field.name: getattr(host, field.name) for field in fields(TransformerConfig) if field.init}
     settings = contract_settings(numerics, layout, dtype)
     # Fields that only the host's own class has are not carried over: nobody has classed them.
-    own = {name: value for name, value in _defaults(host).items() if name not in _defaults(TransformerConfig)}
+    stock = dataclass_defaults(TransformerConfig)
+    own = {name: value for name, value in dataclass_defaults(host).items() if name not in stock}
     check_options(_SURFACE, version("megatron-core"), {name: getattr(host, name) for name in own}, own, {})
     return TrueOnPolicyConfig(**(kept | settings), true_on_policy=numerics)
 
@@ -153,20 +154,9 @@ def check_config(config: Any, complete: bool = True) -> None:
     stock = TransformerConfig(**settings)
     completed = {field.name: getattr(stock, field.name) for field in fields(TransformerConfig)}
     # A subclass of the host may have fields of its own.
-    defaults = _defaults(config) | completed
+    given = {name: value for name, value in dataclass_defaults(config).items() if name != "true_on_policy"}
+    defaults = given | completed
     values = {name: getattr(config, name) for name in defaults}
     if not complete:
-        given = _defaults(config)
         values |= {name: defaults[name] for name in defaults if plain(values[name]) == plain(given[name])}
     check_options(_SURFACE, version("megatron-core"), values, defaults, settings)
-
-
-def _defaults(config: Any) -> dict[str, Any]:
-    """Field -> default of a config's class, our own field left out; a required field's is None."""
-    return {
-        field.name: field.default_factory()
-        if field.default_factory is not MISSING
-        else (None if field.default is MISSING else field.default)
-        for field in fields(config)
-        if field.name != "true_on_policy"
-    }

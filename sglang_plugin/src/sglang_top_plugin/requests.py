@@ -13,9 +13,8 @@ from sglang.srt.managers.io_struct import GenerateReqInput
 from sglang.srt.sampling.sampling_params import SamplingParams
 
 from ._contract.schema.errors import OptionRefused
-from ._contract.schema.options import check_options
+from ._contract.schema.options import check_options, dataclass_defaults
 from ._contract.schema.temperature import check_temperature
-from .settings import defaults_of
 
 
 def check_request(obj: Any) -> None:
@@ -27,7 +26,7 @@ def check_request(obj: Any) -> None:
     if not isinstance(obj, GenerateReqInput):
         raise OptionRefused(f"request {type(obj).__name__}: the contract serves generation alone")
     values = {field.name: getattr(obj, field.name) for field in dataclasses.fields(obj)}
-    check_options("sglang.generate_request", version("sglang"), values, defaults_of(type(obj)), {})
+    check_options("sglang.generate_request", version("sglang"), values, dataclass_defaults(type(obj)), {})
     params = obj.sampling_params
     if isinstance(params, dict):
         check_given_sampling(params)

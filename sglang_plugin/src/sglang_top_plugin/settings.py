@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -18,7 +17,7 @@ from ._contract.schema.contract import TrueOnPolicyContract
 from ._contract.schema.digest import check_vendored
 from ._contract.schema.errors import OptionRefused, UnsupportedModel
 from ._contract.schema.layout import Layout, RolloutLayout, check_layout
-from ._contract.schema.options import check_options, option_table
+from ._contract.schema.options import check_options, dataclass_defaults, option_table
 from ._contract.schema.profile import ModelShape, check_kernel_set, read_shape
 from ._contract.schema.registry import load_contract
 from ._contract.schema.render import environment, render_sglang
@@ -48,7 +47,7 @@ def resolve(name: str, server_args_class: type, given: Mapping[str, Any]) -> dic
     """
     check_vendored()
     contract = load_contract(name)
-    defaults = defaults_of(server_args_class)
+    defaults = dataclass_defaults(server_args_class)
     unknown = sorted(set(given) - set(defaults))
     if unknown:
         raise OptionRefused(
@@ -149,7 +148,7 @@ def recheck(server_args: Any, contract: TrueOnPolicyContract) -> None:
                 f"sglang.server_args {field}={found!r}: the contract needs {value!r}; it was changed after the "
                 "ServerArgs was made; give it to the constructor, or leave it out"
             )
-    defaults = defaults_of(type(server_args))
+    defaults = dataclass_defaults(type(server_args))
     for field in _bound_fields(defaults):
         found = repr(getattr(server_args, field))
         at_first = made.get(field, repr(defaults[field]))
@@ -162,7 +161,7 @@ def recheck(server_args: Any, contract: TrueOnPolicyContract) -> None:
 
 def mark(server_args: Any, name: str) -> None:
     """Puts the contract's name on finished arguments, and what the engine has derived of fields that are not free."""
-    defaults = defaults_of(type(server_args))
+    defaults = dataclass_defaults(type(server_args))
     server_args.__dict__["true_on_policy_contract"] = name
     server_args.__dict__[_MADE] = {
         field: found
@@ -175,19 +174,6 @@ def _bound_fields(defaults: Mapping[str, Any]) -> list[str]:
     """Fields that a user may not choose: refused ones, and those that nobody has classed."""
     table = option_table("sglang.server_args", version("sglang"))
     return [field for field in defaults if (found := table.class_of(field)) is None or found[0] == "refused"]
-
-
-def defaults_of(dataclass: type) -> dict[str, Any]:
-    """Field -> default of a dataclass's constructor; a required field's is None."""
-    found: dict[str, Any] = {}
-    for field in dataclasses.fields(dataclass):
-        if not field.init:
-            continue
-        if field.default_factory is not dataclasses.MISSING:
-            found[field.name] = field.default_factory()
-        else:
-            found[field.name] = None if field.default is dataclasses.MISSING else field.default
-    return found
 
 
 def model_shape(model_path: str | None, revision: str | None, contract: TrueOnPolicyContract) -> ModelShape:

@@ -8,6 +8,7 @@ person gives against the defaults that stand in the data.
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import enum
 import math
@@ -233,6 +234,20 @@ def _check_greedy(values: Mapping[str, Any]) -> None:
             f"sglang.sampling_params top_k=1 with temperature={temperature!r}: greedy is scored "
             "at temperature 1; allowed: temperature=0"
         )
+
+
+def dataclass_defaults(kind: Any) -> dict[str, Any]:
+    """Return field -> default of an engine's dataclass (or of an instance's); a required field's is None.
+
+    Fields that its constructor does not take are left out.
+    """
+    return {
+        field.name: field.default_factory()
+        if field.default_factory is not dataclasses.MISSING
+        else (None if field.default is dataclasses.MISSING else field.default)
+        for field in dataclasses.fields(kind)
+        if field.init
+    }
 
 
 def plain(value: Any) -> Any:
