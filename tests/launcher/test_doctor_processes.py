@@ -103,7 +103,7 @@ def test_imports_that_fail_are_red_lines_and_no_traceback(tmp_path: Path) -> Non
     told = {check["check"]: check for check in json.loads(out.read_text())}
     for check, package in {
         "plugin in SGLang's front process": "sglang",
-        "plugin in a Megatron process": "megatron",
+        "plugin in a Megatron process": "torch",
         "kernel set cpu of sglang-top-plugin": "torch",
         "kernel set cpu of megatron-top-plugin": "torch",
     }.items():
