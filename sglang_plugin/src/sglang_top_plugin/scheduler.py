@@ -112,6 +112,15 @@ def _changes_weights(request: Any) -> bool:
     )
 
 
+def _stream(original: Callable[..., None], self: Any, reqs: list[Any], *args: Any, **kwargs: Any) -> None:
+    """Leaves out a request that was retracted while its prefill ran, which has no token yet.
+
+    Stock 0.5.17 counts its first log-prob as sent all the same: the response then has one log-prob less than tokens,
+    and each stands at the token before its own. Later versions mend it (sgl-project/sglang pull request 26510).
+    """
+    original(self, [req for req in reqs if req.finished() or req.output_ids or not req.is_retracted], *args, **kwargs)
+
+
 def _no_batch_invariant_mode(original: Callable[..., None], self: Any) -> None:
     if active().device != "cpu":
         original(self)
@@ -166,6 +175,7 @@ def _guard(original: Callable[..., None], self: Any, recv_req: Any) -> None:
 
 
 _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
+_STREAMER = "sglang.srt.managers.scheduler_components.output_streamer.SchedulerOutputStreamer"
 _UPDATER = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
 
 SCHEDULER_HOOKS = (
@@ -192,6 +202,12 @@ SCHEDULER_HOOKS = (
         _hold_updates,
         HookType.AROUND,
         "an update right behind a response would find a batch in flight and kill the scheduler",
+    ),
+    Hook(
+        f"{_STREAMER}.stream_output",
+        _stream,
+        HookType.AROUND,
+        "a request retracted while its prefill ran would lose its first log-prob, and shift the others",
     ),
     *(
         Hook(

@@ -142,7 +142,10 @@ def _decode_logprobs(output: Mapping[str, Any]) -> list[float]:
     entries = output["meta_info"]["output_token_logprobs"]
     tokens = [entry[1] for entry in entries]
     if tokens != list(output["output_ids"]):
-        raise ValueError("the engine's log-probs stand at other tokens than its output_ids")
+        raise ValueError(
+            f"request {output['meta_info']['id']}: the engine's {len(tokens)} log-probs stand at other tokens than its "
+            f"{len(output['output_ids'])} output_ids"
+        )
     return [float(entry[0]) for entry in entries]
 
 
