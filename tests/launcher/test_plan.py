@@ -9,6 +9,7 @@ import pytest
 
 from miles_top_launcher.matrix import matrix_layouts, train_name
 from miles_top_launcher.plan import make_plan
+from miles_top_launcher.problems import BadInput
 from miles_top_launcher.prompts import draw_prompts
 from miles_top_launcher.rollout import engine_settings, sample_command
 from tests.launcher.examples import request, write_lines
@@ -75,6 +76,13 @@ def test_text_and_chats_are_tokenized_by_the_model_folders_own_tokenizer(tmp_pat
         '{"input_ids": [9]}',
     )
     assert make_plan(request(model=str(folder), prompts=path), tmp_path).prompts == ((3, 4), (5, 4), (9,))
+    for line in (
+        r'{"prompt": "hello \ud800"}',
+        r'{"messages": [{"role": "user", "content": "\ud800"}]}',
+    ):
+        wrong = write_lines(tmp_path, line)
+        with pytest.raises(BadInput, match=r":1: character \d is \\ud800, half of a surrogate pair"):
+            make_plan(request(model=str(folder), prompts=wrong), tmp_path)
 
 
 def test_drawn_prompts_depend_on_the_seed_only() -> None:

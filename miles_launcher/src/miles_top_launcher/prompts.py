@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from .problems import BadInput, one_line
+from .problems import BadInput, one_line, printable
 
 Tokenize = Callable[[dict[str, Any]], list[int]]
 
@@ -97,6 +97,17 @@ def _check_ids(ids: Any, where: str, vocab_size: int) -> tuple[int, ...]:
     return tuple(ids)
 
 
+def _tokens(tokenizer: Any, text: str, where: str, **options: bool) -> list[int]:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        half = printable(text[error.start])
+        raise BadInput(
+            f"{where}: character {error.start} is {half}, half of a surrogate pair; no text has it"
+        ) from None
+    return [int(token) for token in tokenizer.encode(text, **options)]
+
+
 class _LazyTokenizer:
     """The model folder's own tokenizer, loaded only when a line needs it."""
 
@@ -109,7 +120,7 @@ class _LazyTokenizer:
         if field == "prompt":
             if not isinstance(value, str):
                 raise BadInput(f"{where}: prompt is a {type(value).__name__}, not a text")
-            return [int(token) for token in tokenizer.encode(value)]
+            return _tokens(tokenizer, value, where)
         if not isinstance(value, list) or not all(isinstance(turn, dict) for turn in value) or not value:
             raise BadInput(f"{where}: messages is not a list of at least one object with role and content")
         if not tokenizer.chat_template:
@@ -121,7 +132,7 @@ class _LazyTokenizer:
             text = tokenizer.apply_chat_template(value, add_generation_prompt=True, tokenize=False)
         except Exception as error:  # noqa: BLE001 (a template is its author's program and may raise anything)
             raise BadInput(f"{where}: the chat template refuses these messages: {one_line(error)}") from None
-        return [int(token) for token in tokenizer.encode(text, add_special_tokens=False)]
+        return _tokens(tokenizer, text, where, add_special_tokens=False)
 
     def _load(self, field: str, where: str) -> Any:
         if self._tokenizer is None:
