@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -238,3 +239,89 @@ def test_a_checkpoint_engine_names_no_tensors_and_is_refused(live: Any) -> None:
     request = UpdateWeightsFromIPCReqInput(zmq_handles={})
     success, said = live.loop.run_until_complete(live.tokenizer_manager.update_weights_from_ipc(request, None))
     assert not success and "nothing shows that all have arrived" in said
+
+
+@pytest.fixture
+def broadcast(live: Any) -> Iterator[Callable[..., tuple[bool, str]]]:
+    """An update over a process group: this process is its rank 0, the engine's two ranks are 1 and 2."""
+    from sglang.srt.managers.io_struct import UpdateWeightsFromDistributedReqInput
+    from sglang.srt.utils import init_custom_process_group
+    from sglang.srt.utils.network import get_free_port
+    from sglang.srt.weight_sync.tensor_bucket import FlattenedTensorBucket
+
+    group_name, port = "updates", get_free_port()
+    with ThreadPoolExecutor(1) as sender:
+        made = sender.submit(
+            init_custom_process_group,
+            backend="gloo",
+            init_method=f"tcp://127.0.0.1:{port}",
+            world_size=3,
+            rank=0,
+            group_name=group_name,
+        )
+        success, said = live.init_weights_update_group("127.0.0.1", port, 1, 3, group_name, "gloo")
+        assert success, said
+        group = made.result(timeout=60)
+
+        def send(tensors: dict[str, torch.Tensor], load_format: str | None) -> None:
+            values = list(tensors.values())
+            if load_format == "flattened_bucket":
+                values = [FlattenedTensorBucket(named_tensors=list(tensors.items())).get_flattened_tensor()]
+            for value in values:
+                torch.distributed.broadcast(value.contiguous(), src=0, group=group)
+
+        def call(
+            tensors: dict[str, torch.Tensor], load_format: str | None = None, named: str = group_name, **more: Any
+        ) -> tuple[bool, str]:
+            sent = sender.submit(send, tensors, load_format) if named == group_name else None
+            request = UpdateWeightsFromDistributedReqInput(
+                names=list(tensors),
+                dtypes=[str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()],
+                shapes=[list(tensor.shape) for tensor in tensors.values()],
+                group_name=named,
+                load_format=load_format,
+                **more,
+            )
+            manager = live.tokenizer_manager
+            found: tuple[bool, str] = live.loop.run_until_complete(
+                manager.update_weights_from_distributed(request, None)
+            )
+            if sent is not None:
+                sent.result(timeout=60)
+            return found
+
+        yield call
+        live.destroy_weights_update_group(group_name)
+
+
+def test_an_update_over_a_group_is_exact_and_a_refused_one_leaves_nobody_waiting(
+    live: Any, old: dict[str, torch.Tensor], other: Path, broadcast: Callable[..., tuple[bool, str]]
+) -> None:
+    before, shown = served(live), receipts(live)
+    new = load_file(other / "model.safetensors")
+    wrong = (
+        ({"model.norm.bias": old[NORM]}, None, "'model.norm.bias' is none of the model's"),
+        ({**new, NORM: new[NORM][:-1]}, None, r"model.norm.weight is torch.bfloat16 [127]"),
+        ({**new, NORM: new[NORM].float()}, "flattened_bucket", "model.norm.weight is torch.float32 [128]"),
+    )
+    for tensors, load_format, message in wrong:
+        success, said = broadcast(tensors, load_format, weight_version="99")
+        assert not success and message in said and "nothing was changed" in said, said
+    success, said = broadcast(new, named="another")
+    assert not success and "group 'another': no such group; there are ['updates']" in said, said
+    assert receipts(live) == shown
+    assert same(sample(live, PROMPTS, 1.0), before)
+
+    names = list(new)
+    assert broadcast({name: new[name] for name in names[:6]}, flush_cache=False, weight_version="21")[0]
+    with pytest.raises(ValueError, match="the weights are a mixture"):
+        sample(live, PROMPTS, 1.0)
+    bucket = {name: new[name] for name in names[6:]}
+    assert broadcast(bucket, "flattened_bucket", flush_cache=True, weight_version="21")[0]
+    over_the_group = served(live)
+    assert not same(over_the_group, before)
+    assert {one.meta["weight_version"] for one in over_the_group} == {"21"}
+    assert from_disk(live, other, weight_version="22")[0]
+    assert same(served(live), over_the_group)
+    assert update(live, old, weight_version="23")[0]
+    assert same(served(live), before)

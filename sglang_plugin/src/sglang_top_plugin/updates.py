@@ -7,6 +7,7 @@ tensor that is loaded until every tensor of the model has arrived, the process h
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import traceback
 from collections.abc import Callable, Iterable, Sequence
@@ -100,6 +101,13 @@ def _deserialized(original: Callable[..., Any], self: Any, payloads: Sequence[An
         return _Unreadable(f"what was sent can't be read: {type(error).__name__}: {error}")
 
 
+class _Nowhere:
+    """Stands for the model where what arrives is not to be kept."""
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Keeps nothing."""
+
+
 def _from_tensor(original: Callable[..., Any], self: Any, named_tensors: Any, load_format: str | None = None) -> Any:
     tensors: list[tuple[str, torch.Tensor]] = []
 
@@ -124,17 +132,27 @@ def _from_distributed(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """A refused call does not take part in the broadcast: its sender learns from the reply, not from the group."""
+    """A refused call takes part in the broadcast and keeps nothing, so that its sender is not left waiting there."""
+    announced = False
 
     def why_not() -> str | None:
+        nonlocal announced
         if group_name not in self._model_update_group:
             return f"group {group_name!r}: no such group; there are {sorted(self._model_update_group)}"
         if not len(names) == len(dtypes) == len(shapes):
             return f"{len(names)} names, {len(dtypes)} dtypes and {len(shapes)} shapes; give one of each a tensor"
         types = [dtype if isinstance(dtype, torch.dtype) else getattr(torch, str(dtype), None) for dtype in dtypes]
+        announced = all(isinstance(dtype, torch.dtype) for dtype in types)
         return _why_not_tensors(list(zip(names, types, map(tuple, shapes), strict=True)))
 
-    return _load(why_not, lambda: original(self, names, dtypes, shapes, group_name, *args, **kwargs), lambda: names)
+    def receive(updater: Any) -> Any:
+        return original(updater, names, dtypes, shapes, group_name, *args, **kwargs)
+
+    def discard() -> None:
+        if announced:
+            receive(dataclasses.replace(self, get_model=_Nowhere))
+
+    return _load(why_not, lambda: receive(self), lambda: names, discard)
 
 
 def _from_disk(original: Callable[..., Any], self: Any, model_path: str, *args: Any, **kwargs: Any) -> Any:
@@ -164,15 +182,22 @@ def _from_ipc(original: Callable[..., Any], self: Any, recv_req: Any) -> tuple[b
 
 
 def _load(
-    why_not: Callable[[], str | None], load: Callable[[], Any], names: Callable[[], Iterable[str]]
+    why_not: Callable[[], str | None],
+    load: Callable[[], Any],
+    names: Callable[[], Iterable[str]],
+    refused_too: Callable[[], None] = lambda: None,
 ) -> tuple[bool, str]:
-    """One update call on every rank alike: all refuse when one does, and all hold a mixture when one failed to load."""
+    """One update call on every rank alike: all refuse when one does, and all hold a mixture when one failed to load.
+
+    `refused_too` is what each rank does with a call that is refused.
+    """
     global _written
     try:
         reason = why_not()
     except Exception as error:  # noqa: BLE001  (a payload that cannot be read is a refusal, on all ranks)
         reason = f"what was sent can't be read: {type(error).__name__}: {error}"
     if (refused := _first_of_ranks(reason)) is not None:
+        refused_too()
         return False, " ".join(f"weight update refused, nothing was changed: {refused}".split())
     _written = True
     try:
