@@ -241,6 +241,20 @@ def test_a_checkpoint_engine_names_no_tensors_and_is_refused(live: Any) -> None:
     assert not success and "nothing shows that all have arrived" in said
 
 
+def test_updates_leave_no_records_behind(live: Any, old: dict[str, torch.Tensor], other: Path) -> None:
+    """Stock keeps a record of every call; what is in effect is read from the last one that sets a field."""
+    manager = live.tokenizer_manager
+    before = served(live)
+    found = []
+    for number in range(31, 37, 2):
+        assert from_disk(live, other, weight_version=str(number))[0]
+        assert update(live, old, weight_version=str(number + 1))[0]
+        found.append((len(manager._config_updates), manager.config_value("weight_version")))
+    assert found == [(found[0][0], "32"), (found[0][0], "34"), (found[0][0], "36")]
+    assert manager.config_value("load_format") == live.server_args.load_format
+    assert same(served(live), before)
+
+
 @pytest.fixture
 def broadcast(live: Any) -> Iterator[Callable[..., tuple[bool, str]]]:
     """An update over a process group: this process is its rank 0, the engine's two ranks are 1 and 2."""

@@ -100,15 +100,28 @@ async def _update(original: Callable[..., Awaitable[Any]], self: Any, obj: Any, 
     success, message, *more = result = await original(self, obj, *args, **kwargs)
     if contract_name(self.server_args) is None:
         return result
+    version = None
     if INCOMPLETE_WEIGHTS in message:
         version = INCOMPLETE_WEIGHTS
     elif success and obj.weight_version is None:
         count = self.__dict__[_UNNAMED] = self.__dict__.get(_UNNAMED, 0) + 1
         version = f"unnamed update {count}"
-    else:
+    if version is not None:
+        self.record_config_updates(INFO_KEY, weight_version=version)
+    _drop_superseded(self._config_updates)
+    if version is None:
         return result
-    self.record_config_updates(INFO_KEY, weight_version=version)
     return success, message.removesuffix(f" Weight version updated to {obj.weight_version}."), *more
+
+
+def _drop_superseded(records: list[tuple[str, dict[str, Any]]]) -> None:
+    """Drops each record whose fields are all set again later: stock keeps one for every update there ever was."""
+    later: set[str] = set()
+    for index in reversed(range(len(records))):
+        fields = records[index][1].keys()
+        if fields <= later:
+            del records[index]
+        later |= fields
 
 
 async def _internal_state(original: Callable[..., Awaitable[list[dict[str, Any]]]], self: Any) -> list[dict[str, Any]]:
