@@ -10,6 +10,9 @@ from torch import Tensor
 
 from ._contract.schema.errors import LayoutRefused
 
+# Micro-batches that a pipeline has under way at once. Every batch has lengths of its own, so older ones never return.
+_KEPT = 16
+
 
 def _chunks_of(rank: int, cp_size: int, layout: str) -> tuple[int, tuple[int, ...]]:
     """(chunks a sequence is cut into, the chunks that ``rank`` holds, in the order it holds them)."""
@@ -20,7 +23,7 @@ def _chunks_of(rank: int, cp_size: int, layout: str) -> tuple[int, tuple[int, ..
     raise LayoutRefused(f"cp_layout={layout!r}; use 'zigzag' or 'contiguous'")
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=_KEPT)
 def rank_tokens(cu_seqlens: tuple[int, ...], cp_size: int, rank: int, layout: str) -> Tensor:
     """int64 ``[T / cp_size]``: the natural index of each token that ``rank`` holds, in its local order.
 
@@ -46,7 +49,7 @@ def rank_tokens(cu_seqlens: tuple[int, ...], cp_size: int, rank: int, layout: st
     return torch.cat(pieces)
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=_KEPT)
 def natural_order(cu_seqlens: tuple[int, ...], cp_size: int, layout: str) -> Tensor:
     """int64 ``[T]``: for each token in natural order, its row when the ranks' local tokens are laid end to end."""
     laid = torch.cat([rank_tokens(cu_seqlens, cp_size, rank, layout) for rank in range(cp_size)])
@@ -55,7 +58,7 @@ def natural_order(cu_seqlens: tuple[int, ...], cp_size: int, layout: str) -> Ten
     return order
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=_KEPT)
 def natural_positions(cu_seqlens: tuple[int, ...]) -> Tensor:
     """int64 ``[T]``: each token's position within its sequence, in natural order."""
     return torch.cat([torch.arange(end - start) for start, end in pairwise(cu_seqlens)])
