@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
+from dataclasses import replace
+from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -9,6 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 from .exit_codes import EXACT, INTERRUPTED, REFUSED
+from .plan import VerifyRequest
 
 # typer carries its own copy of click from 0.27 on, so the base class is found from the public one.
 USAGE_ERROR: type[BaseException] = typer.BadParameter.__mro__[1]
@@ -85,8 +90,7 @@ Megatron = Annotated[
 Json = Annotated[Path | None, typer.Option("--json", help="Write what was found there.", metavar="OUT")]
 
 
-@app.command()
-def verify(
+def _run(
     model: Model = "tiny",
     contract: Contract = None,
     rollout_tp: RolloutTp = None,
@@ -104,20 +108,9 @@ def verify(
     sglang: Sglang = None,
     sampling: Sampling = None,
     megatron: Megatron = None,
-    matrix: Annotated[
-        Literal["small", "full"] | None,
-        typer.Option(help="Many layouts in one run: small is 18, full is 27 on four models."),
-    ] = None,
-    json: Json = None,
-) -> int:
-    """Start both real engines, compare every response log-prob bit by bit, and show the control beside it.
-
-    Exit code 0: exact. 1: something differs. 2: refused or bad input.
-    """
-    from .command import run_verify
-    from .plan import VerifyRequest
-
-    request = VerifyRequest(
+) -> VerifyRequest:
+    """What every command that plans a run takes."""
+    return VerifyRequest(
         model=model,
         contract=contract,
         rollout_tp=rollout_tp,
@@ -135,14 +128,47 @@ def verify(
         sglang=tuple(sglang or ()),
         sampling=tuple(sampling or ()),
         megatron=tuple(megatron or ()),
-        matrix=matrix,
-        json=json,
     )
-    return run_verify(request)
+
+
+def with_run(command: Callable[..., int]) -> Callable[..., int]:
+    """The command as typer reads it: the flags of :func:`_run` in place of its first parameter, a VerifyRequest."""
+    flags = inspect.signature(_run, eval_str=True).parameters
+    _, *own = inspect.signature(command, eval_str=True).parameters.values()
+
+    @wraps(command)
+    def whole(**given: Any) -> int:
+        return command(_run(**{name: given.pop(name) for name in flags}), **given)
+
+    parameters = [*flags.values(), *own]
+    whole.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    whole.__signature__ = inspect.Signature(parameters, return_annotation=int)  # type: ignore[attr-defined]
+    return whole
 
 
 @app.command()
+@with_run
+def verify(
+    run: VerifyRequest,
+    matrix: Annotated[
+        Literal["small", "full"] | None,
+        typer.Option(help="Many layouts in one run: small is 18, full is 27 on four models."),
+    ] = None,
+    json: Json = None,
+) -> int:
+    """Start both real engines, compare every response log-prob bit by bit, and show the control beside it.
+
+    Exit code 0: exact. 1: something differs. 2: refused or bad input.
+    """
+    from .command import run_verify
+
+    return run_verify(replace(run, matrix=matrix, json=json))
+
+
+@app.command()
+@with_run
 def diff(
+    run: VerifyRequest,
     dumps: Annotated[
         list[Path] | None,
         typer.Argument(
@@ -150,23 +176,6 @@ def diff(
             metavar="[ROLLOUT TRAINER]",
         ),
     ] = None,
-    model: Model = "tiny",
-    contract: Contract = None,
-    rollout_tp: RolloutTp = None,
-    train_tp: TrainTp = None,
-    pp: Pp = None,
-    cp: Cp = None,
-    dp: Dp = None,
-    cp_layout: CpLayout = "zigzag",
-    prompts: Prompts = None,
-    num_prompts: NumPrompts = None,
-    max_new_tokens: MaxNewTokens = 64,
-    temperature: Temperature = 1.0,
-    seed: Seed = 0,
-    dtype: Dtype = "bfloat16",
-    sglang: Sglang = None,
-    sampling: Sampling = None,
-    megatron: Megatron = None,
     out: Annotated[
         Path | None,
         typer.Option(help="Keep the dumps there.", metavar="DIR", show_default="kept only if they differ"),
@@ -181,27 +190,7 @@ def diff(
     Exit code 0: equal at every point. 1: diverged. 2: inconclusive, refused or bad input.
     """
     from .diff.command import DiffRequest, run_diff
-    from .plan import VerifyRequest
 
-    run = VerifyRequest(
-        model=model,
-        contract=contract,
-        rollout_tp=rollout_tp,
-        train_tp=train_tp,
-        pp=pp,
-        cp=cp,
-        dp=dp,
-        cp_layout=cp_layout,
-        prompts=prompts,
-        num_prompts=num_prompts,
-        max_new_tokens=max_new_tokens,
-        temperature=temperature,
-        seed=seed,
-        dtype=dtype,
-        sglang=tuple(sglang or ()),
-        sampling=tuple(sampling or ()),
-        megatron=tuple(megatron or ()),
-    )
     return run_diff(DiffRequest(dumps=tuple(dumps or ()), run=run, out=out, values_limit=values_limit, json=json))
 
 
@@ -224,7 +213,6 @@ def soak(
 
     Exit code 0: nothing differs and nothing grows. 1: something does. 2: refused or bad input.
     """
-    from .plan import VerifyRequest
     from .soak.command import SoakRequest, run_soak
     from .soak.mixes import LONGEST_RESPONSE
 

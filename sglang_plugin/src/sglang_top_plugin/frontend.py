@@ -100,7 +100,7 @@ async def _update(original: Callable[..., Awaitable[Any]], self: Any, obj: Any, 
     success, message, *more = result = await original(self, obj, *args, **kwargs)
     if contract_name(self.server_args) is None:
         return result
-    version = None
+    version: str | None = None
     if INCOMPLETE_WEIGHTS in message:
         version = INCOMPLETE_WEIGHTS
     elif success and obj.weight_version is None:
@@ -108,10 +108,9 @@ async def _update(original: Callable[..., Awaitable[Any]], self: Any, obj: Any, 
         version = f"unnamed update {count}"
     if version is not None:
         self.record_config_updates(INFO_KEY, weight_version=version)
+        result = success, message.removesuffix(f" Weight version updated to {obj.weight_version}."), *more
     _drop_superseded(self._config_updates)
-    if version is None:
-        return result
-    return success, message.removesuffix(f" Weight version updated to {obj.weight_version}."), *more
+    return result
 
 
 def _drop_superseded(records: list[tuple[str, dict[str, Any]]]) -> None:
