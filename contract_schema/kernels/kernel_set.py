@@ -28,6 +28,8 @@ class KernelSet:
     linear: Callable[[Tensor, Tensor], Tensor]
     #: ``(x [.., K_local], weight [N, K_local], segments) -> [.., N] fp32``: tree sum of K segments, not rounded.
     linear_partial: Callable[[Tensor, Tensor, int], Tensor]
+    #: ``(x [.., K], weight [N, K], segments) -> [.., N] dtype``: the same of the whole K, rounded once.
+    linear_segmented: Callable[[Tensor, Tensor, int], Tensor]
     #: ``(parts fp32, a power of two of them) -> fp32``: balanced binary tree over adjacent pairs.
     tree_sum: Callable[[Sequence[Tensor]], Tensor]
     #: ``(s [.., H] any float, weight [H], eps, out_dtype) -> [.., H] out_dtype``.
@@ -36,8 +38,9 @@ class KernelSet:
     add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
     #: ``(x [T, H, D], positions [T] int64, table [P, D] fp32) -> [T, H, D]``: neox pairing, one rounding.
     rope: Callable[[Tensor, Tensor, Tensor], Tensor]
-    #: ``(q, k, v, cu_seqlens_q, cu_seqlens_k, scale) -> (out [Tq, H, D], lse [Tq, H] fp32)``: causal, bottom right.
-    attention: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
+    #: ``(q, k, v, cu_seqlens_q, cu_seqlens_k, scale, max_seqlen=None) -> (out [Tq, H, D], lse [Tq, H] fp32)``: causal,
+    #: bottom right. Where ``max_seqlen`` is left out, a GPU is waited for to find it.
+    attention: Callable[..., tuple[Tensor, Tensor]]
     #: ``(gate_up [.., 2 I]) -> [.., I]``: ``silu(gate) * up``, one rounding.
     swiglu: Callable[[Tensor], Tensor]
     #: ``(logits, temperature [T] fp32 | None) -> fp32``: the division of the contract's log-prob, and nothing else.
@@ -66,25 +69,40 @@ def _cpu() -> KernelSet:
     return kernels()
 
 
-_KERNEL_SETS: dict[str, Callable[[], KernelSet]] = {"cpu": _cpu}
-_NOT_CARRIED = ("hopper",)
+def _hopper() -> KernelSet:
+    from .hopper import kernels
+
+    return kernels()
+
+
+_KERNEL_SETS: dict[str, Callable[[], KernelSet]] = {"cpu": _cpu, "hopper": _hopper}
+_HOPPER_CAPABILITY = (9, 0)
 
 
 def require_kernel_set(name: str) -> None:
-    """Refuses a kernel set that this package does not carry, in no time: nothing is imported or compiled.
+    """Refuses a kernel set that is unknown or that this machine cannot run, before anything is compiled.
 
     Raises:
-        KernelSetError: naming what is carried.
+        KernelSetError: naming what is known, or what the machine lacks.
     """
-    if name in _NOT_CARRIED:
-        carried = ", ".join(sorted(_KERNEL_SETS))
-        raise KernelSetError(
-            f"kernel set {name!r} is not available in this version; available: {carried}. Run with device cpu, or "
-            "install a version of the plugins that carries it."
-        )
     if name not in _KERNEL_SETS:
-        known = ", ".join(sorted((*_KERNEL_SETS, *_NOT_CARRIED)))
-        raise KernelSetError(f"unknown kernel set {name!r}; known: {known}")
+        raise KernelSetError(f"unknown kernel set {name!r}; known: {', '.join(sorted(_KERNEL_SETS))}")
+    if name == "hopper" and (lack := _lack_of_hopper()):
+        raise KernelSetError(
+            f"kernel set {name!r} is not available: {lack}; it needs an NVIDIA GPU of compute capability 9.0 (H100, "
+            "H200). Run with device cpu, or on such a machine."
+        )
+
+
+def _lack_of_hopper() -> str | None:
+    import torch
+
+    if not torch.cuda.is_available():
+        return "torch finds no GPU here"
+    found = torch.cuda.get_device_capability()
+    if found != _HOPPER_CAPABILITY:
+        return f"{torch.cuda.get_device_name()} has compute capability {found[0]}.{found[1]}"
+    return None
 
 
 @cache

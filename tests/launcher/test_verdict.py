@@ -49,11 +49,11 @@ FAULTS: dict[str, tuple[Callable[[Findings], Findings], str]] = {
     "a half-control is missing": (lambda both: (both[0], both[1][:2]), "control stock rollout x contract trainer"),
     "a control is not finite": (
         lambda both: (both[0], [replace(one, comparison=nan_comparison()) for one in both[1]]),
-        "log-probs are not finite, or they are not a cell's 4 tokens; it is no control",
+        "log-probs are not finite, or they are not the 4 tokens asked for; it is no control",
     ),
     "a control of one token": (
         lambda both: (both[0], [replace(one, comparison=comparison(differ=1, tokens=1)) for one in both[1]]),
-        "they are not a cell's 4 tokens",
+        "they are not the 4 tokens asked for",
     ),
     "no control": (lambda both: (both[0], []), "control stock rollout x stock trainer"),
 }
@@ -61,20 +61,20 @@ FAULTS: dict[str, tuple[Callable[[Findings], Findings], str]] = {
 
 def test_all_there_and_equal_is_exact() -> None:
     cells, control = findings()
-    assert judge([MODEL], LAYOUTS, cells, control) == ()
+    assert judge([MODEL], LAYOUTS, cells, control, 4) == ()
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_each_fault_gives_a_reason_that_names_it(fault: str) -> None:
     spoil, expected = FAULTS[fault]
     cells, control = spoil(findings())
-    reasons = judge([MODEL], LAYOUTS, cells, control)
+    reasons = judge([MODEL], LAYOUTS, cells, control, 4)
     assert any(expected in reason for reason in reasons), reasons
 
 
 def test_digests_are_one_a_model_and_may_differ_between_models() -> None:
     cells, control = findings()
     other = [cell(layout, model="another", logprob_digest="z" * 64) for layout in LAYOUTS]
-    reasons = judge([MODEL, "another"], LAYOUTS, [*cells, *other], control)
+    reasons = judge([MODEL, "another"], LAYOUTS, [*cells, *other], control, 4)
     assert all(reason.startswith("control") and "another" in reason for reason in reasons)
     assert len(reasons) == 3

@@ -18,8 +18,8 @@ from ._contract.schema.profile import ModelShape
 
 
 @cache
-def _table(head_dim: int, rope_theta: float, max_positions: int) -> Tensor:
-    return rope_table(head_dim, rope_theta, max_positions)
+def _table(head_dim: int, rope_theta: float, max_positions: int, device: str) -> Tensor:
+    return rope_table(head_dim, rope_theta, max_positions).to(device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +53,8 @@ class Numerics:
 
     @property
     def rope_table(self) -> Tensor:
-        """fp32 ``[max_position_embeddings, head_dim]``; one object a process, never cast."""
-        return _table(self.shape.head_dim, self.shape.rope_theta, self.shape.max_position_embeddings)
+        """fp32 ``[max_position_embeddings, head_dim]`` on the device; one object a process, never cast."""
+        return _table(self.shape.head_dim, self.shape.rope_theta, self.shape.max_position_embeddings, self.device)
 
 
 def check_available(kernel_set: KernelSetName, device: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import torch
@@ -50,6 +50,17 @@ class PackedBatch:
     max_seqlen: int
     indices: tuple[int, ...]
     num_responses: int
+
+    def to(self, device: str) -> PackedBatch:
+        """The same batch with its tensors on ``device``."""
+        return replace(
+            self,
+            input_ids=self.input_ids.to(device),
+            position_ids=self.position_ids.to(device),
+            labels=self.labels.to(device),
+            slots=self.slots.to(device),
+            cu_seqlens=self.cu_seqlens.to(device),
+        )
 
 
 def check_sequences(sequences: SequenceOf[Sequence], vocab_size: int, max_positions: int) -> None:

@@ -72,8 +72,9 @@ def _layers(model: Any) -> dict[str, int]:
 
 
 def _rope_digest(model: Any) -> str:
-    tables = {rope_digest(module.rope_table) for module in model.modules() if isinstance(module, SGLangCoreAttention)}
-    return "+".join(sorted(tables))
+    layers = [module for module in model.modules() if isinstance(module, SGLangCoreAttention)]
+    tables = {layer.rope_table.data_ptr(): layer.rope_table for layer in layers}
+    return "+".join(sorted({rope_digest(table) for table in tables.values()}))
 
 
 def gather_receipts(

@@ -18,12 +18,13 @@ from ._contract.schema.errors import ReceiptMismatch, Refusal
 from ._contract.schema.layout import TrainLayout
 from .batches import local_batches
 from .logprobs import forward_packed, packed_logprobs
+from .numerics import numerics_of
 from .packing import PackedBatch, Sequence
 from .ranks import Ranks
 
 
 def _forward_step(batches: Iterator[PackedBatch], model: Any, *, config: Any, temperature: float) -> Any:
-    batch = next(batches)
+    batch = next(batches).to(numerics_of(config).device)
     out = forward_packed(model, batch)
 
     def collect(logits: Tensor, non_loss_data: bool = True) -> tuple[PackedBatch, Tensor]:
@@ -63,11 +64,12 @@ def score(
     owners = torch.zeros(offsets[-1], dtype=torch.int32)
     for batch, logprobs in collected:
         _check_replicas(logprobs, mpu.get_tensor_model_parallel_group())
+        logprobs, slots = logprobs.cpu(), batch.slots.cpu()
         # Tensor-parallel ranks hold the same values: one of them speaks for all.
         if ranks.tp != 0:
             continue
-        taken = batch.slots >= 0
-        places = _places(batch, sequences, offsets)[batch.slots[taken]]
+        taken = slots >= 0
+        places = _places(batch, sequences, offsets)[slots[taken]]
         values[places] = logprobs[taken]
         owners[places] += 1
     return _gathered(values, owners, offsets)

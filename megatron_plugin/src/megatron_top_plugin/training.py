@@ -21,6 +21,7 @@ from ._contract.schema.layout import TrainLayout
 from .batches import local_batches
 from .logprobs import forward_packed, packed_logprobs
 from .loss import LossWeights, policy_gradient_sum
+from .numerics import numerics_of
 from .packing import PackedBatch, Sequence
 from .ranks import Ranks
 
@@ -126,7 +127,7 @@ class Training:
         count = sum(len(sequence.response) for sequence in sequences)
         total = torch.zeros((), dtype=torch.float64)
         if ranks.is_last_stage and ranks.tp == 0:
-            total = torch.stack([loss.double() for loss in losses]).sum()
+            total = torch.stack([loss.double().cpu() for loss in losses]).sum()
         dist.all_reduce(total)
         grad_norm = None
         if update:
@@ -152,7 +153,7 @@ def _forward_step(
     sequences: SequenceOf[Sequence],
     weights: LossWeights | None,
 ) -> Any:
-    batch = next(batches)
+    batch = next(batches).to(numerics_of(config).device)
     out = forward_packed(model, batch)
 
     def loss(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:

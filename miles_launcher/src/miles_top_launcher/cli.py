@@ -58,7 +58,14 @@ def miles_top(context: typer.Context) -> None:
         raise typer.Exit(REFUSED)
 
 
-Model = Annotated[str, typer.Option(help="A Hugging Face model folder, or `tiny` to build one.", metavar="DIR|tiny")]
+Model = Annotated[
+    str,
+    typer.Option(
+        help="A Hugging Face model folder; `tiny` builds one, `random-qwen3-0.6b` and `random-qwen3-4b` build their "
+        "shapes with random weights as training leaves them, with `-initial` as it finds them.",
+        metavar="DIR|tiny",
+    ),
+]
 Contract = Annotated[str | None, typer.Option(help="Contract; the model's own when not given.", metavar="NAME")]
 RolloutTp = Annotated[int | None, typer.Option(help="Tensor-parallel ranks of SGLang.", show_default="1")]
 TrainTp = Annotated[int | None, typer.Option(help="Tensor-parallel ranks of the trainer.", show_default="1")]
@@ -73,6 +80,9 @@ Prompts = Annotated[
     ),
 ]
 NumPrompts = Annotated[int | None, typer.Option(help="How many prompts.", show_default="all of the file, or 34")]
+PromptTokens = Annotated[
+    int | None, typer.Option(help="Tokens of a drawn prompt, an eighth more or less.", show_default="1 to 48")
+]
 MaxNewTokens = Annotated[int, typer.Option(help="Response tokens a prompt.")]
 Temperature = Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy.")]
 Seed = Annotated[int, typer.Option(help="Seed of the prompts and of each request.")]
@@ -86,6 +96,9 @@ Sampling = Annotated[
 ]
 Megatron = Annotated[
     list[str] | None, typer.Option(help="A field of Megatron's TransformerConfig; again for more.", metavar=FIELD)
+]
+KernelSet = Annotated[
+    Literal["cpu", "hopper"], typer.Option(help="Kernels of both engines: cpu runs anywhere, hopper on H100 and H200.")
 ]
 Json = Annotated[Path | None, typer.Option("--json", help="Write what was found there.", metavar="OUT")]
 
@@ -101,10 +114,12 @@ def _run(
     cp_layout: CpLayout = "zigzag",
     prompts: Prompts = None,
     num_prompts: NumPrompts = None,
+    prompt_tokens: PromptTokens = None,
     max_new_tokens: MaxNewTokens = 64,
     temperature: Temperature = 1.0,
     seed: Seed = 0,
     dtype: Dtype = "bfloat16",
+    kernel_set: KernelSet = "cpu",
     sglang: Sglang = None,
     sampling: Sampling = None,
     megatron: Megatron = None,
@@ -121,10 +136,12 @@ def _run(
         cp_layout=cp_layout,
         prompts=prompts,
         num_prompts=num_prompts,
+        prompt_tokens=prompt_tokens,
         max_new_tokens=max_new_tokens,
         temperature=temperature,
         seed=seed,
         dtype=dtype,
+        kernel_set=kernel_set,
         sglang=tuple(sglang or ()),
         sampling=tuple(sampling or ()),
         megatron=tuple(megatron or ()),

@@ -9,23 +9,26 @@ from typing import Literal
 
 from ._contract.schema.contract import TrueOnPolicyContract
 from ._contract.schema.layout import CpLayout, Layout, RolloutLayout, TrainLayout, check_layout
+from ._contract.schema.policy import KernelSetName
 from ._contract.schema.temperature import check_temperature
 from .environment import check_environment
 from .matrix import matrix_layouts
 from .model_folder import ModelFolder, check_shape_for, check_weights, pick_contract, read_folder
 from .options import EngineOptions, check, parse
-from .preflight import check_installed
+from .preflight import check_device, check_installed
 from .problems import BadInput
 from .prompts import check_lengths, draw_prompts, read_prompts
 from .samples import scored_at
-from .tiny import FULL_MODELS, SMALL_MODELS, TinyModel
+from .tiny import FULL_MODELS, RANDOM_MODELS, SMALL_MODELS, TinyModel
 
 Dtype = Literal["bfloat16", "float32"]
 
 TINY = "tiny"
-DEVICE = "cpu"
 DEFAULT_PROMPTS = 34
 MAX_PROMPTS = 1_000_000
+MAX_PROMPT_TOKENS = 1_000_000
+# Of models that fill a GPU, the controls sample this many.
+CONTROL_PROMPTS = 8
 # All processes of a run share this machine; beyond this, a number was mistyped.
 MAX_RANKS = 64
 MAX_SEED = 2**31 - 1
@@ -47,10 +50,12 @@ class VerifyRequest:
     cp_layout: CpLayout = "zigzag"
     prompts: Path | None = None
     num_prompts: int | None = None
+    prompt_tokens: int | None = None
     max_new_tokens: int = 64
     temperature: float = 1.0
     seed: int = 0
     dtype: Dtype = "bfloat16"
+    kernel_set: KernelSetName = "cpu"
     matrix: Literal["small", "full"] | None = None
     sglang: tuple[str, ...] = ()
     sampling: tuple[str, ...] = ()
@@ -82,6 +87,11 @@ class LaunchPlan:
     report: Path | None
     options: EngineOptions = field(default_factory=EngineOptions)
     rollout_environment: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def control_count(self) -> int:
+        """How many prompts, from the first on, the controls take: one sequence at a time is slow for a large model."""
+        return len(self.prompts) if self.device == "cpu" else min(len(self.prompts), CONTROL_PROMPTS)
 
     @property
     def scoring_temperature(self) -> float:
@@ -121,7 +131,8 @@ def make_plan(request: VerifyRequest, workspace: Path) -> LaunchPlan:
         folder = Path(request.model)
         configs = [(str(request.model), folder, read_folder(folder))]
     contract = pick_contract(request.contract, configs[0][2])
-    models = tuple(ModelFolder(name, path, check_shape_for(config, contract, DEVICE)) for name, path, config in configs)
+    device = _device(request.kernel_set, contract)
+    models = tuple(ModelFolder(name, path, check_shape_for(config, contract, device)) for name, path, config in configs)
     for model in models:
         for layout in layouts:
             check_layout(layout, model.shape, contract)
@@ -130,14 +141,15 @@ def make_plan(request: VerifyRequest, workspace: Path) -> LaunchPlan:
     vocab_size = min(model.shape.vocab_size for model in models)
     prompts = _prompts(request, None if tiny else models[0].path, vocab_size)
     check_lengths(prompts, request.max_new_tokens, min(model.shape.max_position_embeddings for model in models))
-    check_environment(contract, DEVICE)
-    check_installed(contract, DEVICE)
+    check_environment(contract, device)
+    check_installed(contract, device)
+    check_device(device, max(max(layout.rollout.tp, layout.train.world_size) for layout in layouts))
     trains = [layout.train for layout in layouts]
-    check(options, contract, [model.shape for model in models], trains, DEVICE, request.dtype)
+    check(options, contract, [model.shape for model in models], trains, device, request.dtype)
     return LaunchPlan(
         contract=contract,
-        kernel_set=contract.kernel_set_for(DEVICE),
-        device=DEVICE,
+        kernel_set=request.kernel_set,
+        device=device,
         dtype=request.dtype,
         models=models,
         tiny=tiny,
@@ -151,6 +163,14 @@ def make_plan(request: VerifyRequest, workspace: Path) -> LaunchPlan:
     )
 
 
+def _device(kernel_set: KernelSetName, contract: TrueOnPolicyContract) -> str:
+    found = contract.kernel_policy.kernel_sets.get(kernel_set)
+    if found is None:
+        known = ", ".join(sorted(contract.kernel_policy.kernel_sets))
+        raise BadInput(f"--kernel-set {kernel_set}: contract {contract.name} has {known}; use one of these")
+    return found.device
+
+
 def _check_numbers(request: VerifyRequest) -> None:
     check_temperature(request.temperature, "--temperature")
     if request.max_new_tokens < 1:
@@ -159,6 +179,11 @@ def _check_numbers(request: VerifyRequest) -> None:
         )
     if request.num_prompts is not None and not 1 <= request.num_prompts <= MAX_PROMPTS:
         raise BadInput(f"--num-prompts {request.num_prompts}: must be 1 to {MAX_PROMPTS}")
+    if request.prompt_tokens is not None:
+        if request.prompts is not None:
+            raise BadInput(f"--prompt-tokens {request.prompt_tokens}: the prompts of --prompts have their own lengths")
+        if not 1 <= request.prompt_tokens <= MAX_PROMPT_TOKENS:
+            raise BadInput(f"--prompt-tokens {request.prompt_tokens}: must be 1 to {MAX_PROMPT_TOKENS}")
     if not 0 <= request.seed <= MAX_SEED:
         raise BadInput(f"--seed {request.seed}: must be 0 to {MAX_SEED}")
 
@@ -194,6 +219,8 @@ def _layouts(request: VerifyRequest) -> tuple[Layout, ...]:
 
 
 def _tiny_models(request: VerifyRequest) -> tuple[TinyModel, ...]:
+    if request.model in RANDOM_MODELS:
+        return (RANDOM_MODELS[request.model],)
     if request.model != TINY:
         return ()
     return FULL_MODELS if request.matrix == "full" else SMALL_MODELS
@@ -201,7 +228,7 @@ def _tiny_models(request: VerifyRequest) -> tuple[TinyModel, ...]:
 
 def _prompts(request: VerifyRequest, model_dir: Path | None, vocab_size: int) -> tuple[tuple[int, ...], ...]:
     if request.prompts is None:
-        return draw_prompts(request.num_prompts or DEFAULT_PROMPTS, vocab_size, request.seed)
+        return draw_prompts(request.num_prompts or DEFAULT_PROMPTS, vocab_size, request.seed, request.prompt_tokens)
     prompts = read_prompts(request.prompts, model_dir, vocab_size)
     wanted = len(prompts) if request.num_prompts is None else request.num_prompts
     if wanted > len(prompts):

@@ -38,6 +38,20 @@ def check_installed(contract: TrueOnPolicyContract, device: str) -> None:
         raise DigestMismatch(f"the engines carry different kernels: {carried}; install plugins of one version")
 
 
+def check_device(device: str, ranks: int) -> None:
+    """Refuse to start processes on GPUs that this machine lacks (BadInput); the kernels' self-test looks closer."""
+    if device == "cpu":
+        return
+    import torch
+
+    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if found < ranks:
+        raise BadInput(
+            f"--kernel-set hopper: the layout has up to {ranks} ranks, a GPU each, and torch finds {found} GPUs here; "
+            "use a smaller layout, a machine with more, or --kernel-set cpu"
+        )
+
+
 def contract_copy(package: str, distribution: str) -> Path:
     """The `_contract` folder of an installed plugin. Raises BadInput when it is not installed."""
     spec = find_spec(package)

@@ -18,10 +18,17 @@ POSITIONS_OF_SGLANG = 8
 LONGEST_DRAWN_PROMPT = 48
 
 
-def draw_prompts(count: int, vocab_size: int, seed: int) -> tuple[tuple[int, ...], ...]:
-    """`count` prompts of 1 to 48 uniform token ids; the first is a single token, the shortest there is."""
+def draw_prompts(
+    count: int, vocab_size: int, seed: int, prompt_tokens: int | None = None
+) -> tuple[tuple[int, ...], ...]:
+    """`count` prompts of uniform token ids: of `prompt_tokens`, an eighth more or less; else of 1 to 48, the first a
+    single token, the shortest there is."""
     source = random.Random(f"true-on-policy prompts {seed}")
-    lengths = [1] + [source.randint(1, LONGEST_DRAWN_PROMPT) for _ in range(count - 1)]
+    if prompt_tokens is None:
+        lengths = [1] + [source.randint(1, LONGEST_DRAWN_PROMPT) for _ in range(count - 1)]
+    else:
+        spread = prompt_tokens // 8
+        lengths = [source.randint(prompt_tokens - spread, prompt_tokens + spread) for _ in range(count)]
     return tuple(tuple(source.randrange(vocab_size) for _ in range(length)) for length in lengths)
 
 

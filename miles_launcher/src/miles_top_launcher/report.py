@@ -76,12 +76,16 @@ class Report:
 
 
 def judge(
-    models: Sequence[str], layouts: Sequence[Layout], cells: Sequence[Cell], controls: Sequence[Control]
+    models: Sequence[str],
+    layouts: Sequence[Layout],
+    cells: Sequence[Cell],
+    controls: Sequence[Control],
+    control_tokens: int,
 ) -> tuple[str, ...]:
     """Every reason why the run is not exact, in words; empty when it is.
 
     All planned cells must be there and exact, receipts must agree, the digests of a model's cells must be one, and each
-    model's control and both half-controls must differ.
+    model's control and both half-controls must differ, over `control_tokens` tokens each.
     """
     reasons: list[str] = []
     for model in models:
@@ -94,7 +98,7 @@ def judge(
         for cell in mine:
             reasons += _cell_reasons(cell)
         reasons += _digest_reasons(mine)
-        reasons += _control_reasons(model, mine, [control for control in controls if control.model == model])
+        reasons += _control_reasons(model, [control for control in controls if control.model == model], control_tokens)
     return tuple(reasons)
 
 
@@ -129,9 +133,8 @@ def _digest_reasons(cells: Sequence[Cell]) -> list[str]:
     return reasons
 
 
-def _control_reasons(model: str, cells: Sequence[Cell], controls: Sequence[Control]) -> list[str]:
+def _control_reasons(model: str, controls: Sequence[Control], tokens: int) -> list[str]:
     reasons = []
-    tokens = cells[0].comparison.token_count if cells else 0
     for rollout, train in CONTROL_SIDES:
         found = [control for control in controls if (control.rollout, control.train) == (rollout, train)]
         if not found:
@@ -144,7 +147,7 @@ def _control_reasons(model: str, cells: Sequence[Cell], controls: Sequence[Contr
         # A control that is broken differs too, and would prove nothing: it must be a whole and finite comparison.
         reasons += [
             f"{control.name}: {control.comparison.nonfinite_count} of {control.comparison.token_count} log-probs are "
-            f"not finite, or they are not a cell's {tokens} tokens; it is no control"
+            f"not finite, or they are not the {tokens} tokens asked for; it is no control"
             for control in found
             if control.comparison.nonfinite_count or control.comparison.token_count != tokens
         ]

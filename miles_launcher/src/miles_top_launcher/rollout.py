@@ -23,8 +23,10 @@ from .weight_update import WeightTransfer
 START_SECONDS = 1200.0
 SAMPLE_SECONDS = 1800.0
 # The KV pool holds the whole batch where that is cheap; a smaller pool only retracts requests, which changes no bit.
-LARGEST_KV_POOL = 65536
+LARGEST_KV_POOL = {"cpu": 65536, "cuda": 262144}
 KV_SLACK = 512
+# A larger batch decodes without graphs.
+LARGEST_GRAPH = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,9 +164,15 @@ def run_settings(plan: LaunchPlan, model: ModelFolder, tp: int) -> dict[str, Any
         "dtype": plan.dtype,
         "tp_size": tp,
         "skip_tokenizer_init": True,
-        "disable_cuda_graph": True,
-        "mem_fraction_static": 0.2,
-        "max_total_tokens": max(min(sum(requests), LARGEST_KV_POOL), max(requests)) + KV_SLACK,
+        **_device_settings(plan.device, len(requests)),
+        "max_total_tokens": max(min(sum(requests), LARGEST_KV_POOL[plan.device]), max(requests)) + KV_SLACK,
         "random_seed": plan.seed,
         "log_level": "warning",
     }
+
+
+def _device_settings(device: str, requests: int) -> dict[str, Any]:
+    """What the device asks for: on a GPU decode runs in CUDA graphs, and the trainer may share the memory."""
+    if device == "cpu":
+        return {"disable_cuda_graph": True, "mem_fraction_static": 0.2}
+    return {"cuda_graph_max_bs_decode": min(requests, LARGEST_GRAPH), "mem_fraction_static": 0.4}

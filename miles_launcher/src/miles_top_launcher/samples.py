@@ -31,6 +31,10 @@ class Samples:
             [version] * len(response) for version, response in zip(self.weight_versions, self.responses, strict=True)
         ]
 
+    def first(self, count: int) -> Samples:
+        """The samples of the first `count` prompts."""
+        return Samples(self.responses[:count], self.logprobs[:count], self.weight_versions[:count])
+
     @property
     def finite(self) -> bool:
         """Whether every log-prob is a finite number."""

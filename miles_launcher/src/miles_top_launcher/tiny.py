@@ -1,7 +1,8 @@
-"""Tiny random Qwen3 folders in the Hugging Face format, for trying, tests and the matrix. Seconds to build.
+"""Random Qwen3 folders in the Hugging Face format, for trying, tests and the matrix: tiny ones, and real shapes.
 
-Eight KV heads, so that every layout of the matrix fits. `initial` has a fresh model's weights; `trained` has what
-training leaves and rounding suffers from: norm weights from 0.1 to 10, outlier channels of 100x, peaked logits.
+Tiny ones take seconds to build and have eight KV heads, so that every layout of the matrix fits. `initial` has a fresh
+model's weights; `trained` has what training leaves and rounding suffers from: norm weights from 0.1 to 10, outlier
+channels of 100x, peaked logits.
 """
 
 from __future__ import annotations
@@ -21,19 +22,36 @@ OUTLIER_CHANNELS = (3, 64, 101)
 
 
 @dataclass(frozen=True, slots=True)
+class Size:
+    """The sizes of a shape, as in its `config.json`."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    max_position_embeddings: int
+
+
+TINY_SIZE = Size(128, 256, 16, 8, 16, 4096)
+
+
+@dataclass(frozen=True, slots=True)
 class TinyModel:
-    """Which tiny model: its name in reports, its head (tied or not), its weights' character, its size."""
+    """Which model: its name in reports, its head (tied or not), its weights' character, its size."""
 
     tied: bool = True
     trained: bool = True
     vocab_size: int = 1003
     num_hidden_layers: int = 2
     weight_seed: int = 0
+    size: Size = TINY_SIZE
+    family: str = "tiny"
 
     @property
     def name(self) -> str:
         """For example `tiny-tied-trained`."""
-        return f"tiny-{'tied' if self.tied else 'untied'}-{'trained' if self.trained else 'initial'}"
+        return f"{self.family}-{'tied' if self.tied else 'untied'}-{'trained' if self.trained else 'initial'}"
 
     def config(self) -> dict[str, Any]:
         """The folder's `config.json`."""
@@ -44,16 +62,16 @@ class TinyModel:
             "attention_dropout": 0.0,
             "bos_token_id": None,
             "eos_token_id": self.vocab_size - 1,
-            "head_dim": 16,
+            "head_dim": self.size.head_dim,
             "hidden_act": "silu",
-            "hidden_size": 128,
+            "hidden_size": self.size.hidden_size,
             "initializer_range": INITIAL_STD,
-            "intermediate_size": 256,
-            "max_position_embeddings": 4096,
+            "intermediate_size": self.size.intermediate_size,
+            "max_position_embeddings": self.size.max_position_embeddings,
             "max_window_layers": self.num_hidden_layers,
-            "num_attention_heads": 16,
+            "num_attention_heads": self.size.num_attention_heads,
             "num_hidden_layers": self.num_hidden_layers,
-            "num_key_value_heads": 8,
+            "num_key_value_heads": self.size.num_key_value_heads,
             "rms_norm_eps": 1e-6,
             "rope_scaling": None,
             "rope_theta": 1000000.0,
@@ -67,13 +85,22 @@ class TinyModel:
 
 
 SMALL_MODELS = (TinyModel(tied=True, trained=True),)
+#: Shapes of published models, by what `--model` calls them; their weights are random, on a GPU where there is one.
+RANDOM_MODELS = {
+    name: TinyModel(trained=trained, vocab_size=151936, num_hidden_layers=layers, size=size, family=family)
+    for family, layers, size in (
+        ("qwen3-0.6b", 28, Size(1024, 3072, 16, 8, 128, 40960)),
+        ("qwen3-4b", 36, Size(2560, 9728, 32, 8, 128, 40960)),
+    )
+    for name, trained in ((f"random-{family}", True), (f"random-{family}-initial", False))
+}
 FULL_MODELS = tuple(TinyModel(tied=tied, trained=trained) for tied in (True, False) for trained in (True, False))
 
 
 def build(model: TinyModel, folder: Path) -> Path:
     """Write `config.json` and `model.safetensors` (bf16) for `model` into `folder`, created if missing; returns it.
 
-    The same `model` gives the same bytes on every machine: one CPU generator, one fixed order of tensors.
+    A tiny `model` gives the same bytes on every machine: one CPU generator, one fixed order of tensors.
     """
     from safetensors.torch import save_file
 
@@ -84,22 +111,27 @@ def build(model: TinyModel, folder: Path) -> Path:
 
 
 def weights(model: TinyModel) -> dict[str, torch.Tensor]:
-    """The tensors of `model` by their Hugging Face names, bfloat16, on the CPU."""
+    """The tensors of `model` by their Hugging Face names, bfloat16, on the CPU.
+
+    A tiny model's are drawn on the CPU and are the same bytes everywhere; billions of weights are drawn on the GPU if
+    there is one, in a fraction of the time.
+    """
     import torch
 
+    device = "cuda" if model.size != TINY_SIZE and torch.cuda.is_available() else "cpu"
     config = model.config()
     hidden, inner, head_dim = config["hidden_size"], config["intermediate_size"], config["head_dim"]
     q_width, kv_width = config["num_attention_heads"] * head_dim, config["num_key_value_heads"] * head_dim
-    generator = torch.Generator().manual_seed(model.weight_seed)
+    generator = torch.Generator(device).manual_seed(model.weight_seed)
     std = 0.08 if model.trained else INITIAL_STD
 
     def matrix(rows: int, columns: int) -> torch.Tensor:
-        return torch.randn(rows, columns, generator=generator) * std
+        return torch.randn(rows, columns, generator=generator, device=device) * std
 
     def norm(size: int) -> torch.Tensor:
         if not model.trained:
-            return torch.ones(size)
-        spread = torch.rand(size, generator=generator) * 2.0 - 1.0
+            return torch.ones(size, device=device)
+        spread = torch.rand(size, generator=generator, device=device) * 2.0 - 1.0
         return torch.pow(10.0, spread)
 
     tensors = {"model.embed_tokens.weight": matrix(model.vocab_size, hidden)}
@@ -128,4 +160,4 @@ def weights(model: TinyModel) -> dict[str, torch.Tensor]:
     if model.trained:
         # Outlier channels dominate the final norm, so the head's scale is what makes some tokens near certain.
         tensors["model.norm.weight"] *= 12.0 / math.sqrt(hidden)
-    return {name: value.to(torch.bfloat16).contiguous() for name, value in tensors.items()}
+    return {name: value.to("cpu", torch.bfloat16).contiguous() for name, value in tensors.items()}

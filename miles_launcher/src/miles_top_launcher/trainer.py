@@ -26,7 +26,7 @@ START_SECONDS = 1200.0
 BUILD_SECONDS = 600.0
 SCORE_SECONDS = 1800.0
 # Several packed micro-batches a cell, so that packing is part of what is verified.
-MICRO_BATCH_TOKENS = 1024
+MICRO_BATCH_TOKENS = {"cpu": 1024, "cuda": 16384}
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +92,7 @@ class TrainerPool:
             "contract": self._plan.contract.canonical_json().decode("ascii"),
             "layout": train.model_dump(mode="json"),
             "dtype": self._plan.dtype,
+            "device": self._plan.device,
             "weight_version": WEIGHT_VERSION,
             "rendezvous": str(self._folder / f"rendezvous-{self._builds}"),
             "world_size": train.world_size,
@@ -138,7 +139,7 @@ class TrainerPool:
             "prompts": [list(prompt) for prompt in prompts],
             "responses": [list(response) for response in responses],
             "temperature": self._plan.scoring_temperature if temperature is None else temperature,
-            "micro_batch_tokens": MICRO_BATCH_TOKENS,
+            "micro_batch_tokens": MICRO_BATCH_TOKENS[self._plan.device],
         }
         if recording is not None:
             command["recording"] = {"folder": str(recording[0]), "limit": recording[1]}
@@ -164,7 +165,7 @@ class TrainerPool:
             "responses": [list(response) for response in responses],
             "temperature": temperature,
             "weights": [list(row) for row in weights],
-            "micro_batch_tokens": MICRO_BATCH_TOKENS,
+            "micro_batch_tokens": MICRO_BATCH_TOKENS[self._plan.device],
             "weight_version": weight_version,
         }
         replies = self._ask([command] * len(self._active), SCORE_SECONDS)

@@ -67,7 +67,13 @@ def run(plan: LaunchPlan, model_name: str, workspace: Path, say: Say) -> Report:
             "sampling": {name: repr(value) for name, value in plan.options.sampling.items()},
             "megatron": found.trainer_options,
         },
-        reasons=judge([model.name for model in plan.models], plan.layouts, found.cells, found.controls),
+        reasons=judge(
+            [model.name for model in plan.models],
+            plan.layouts,
+            found.cells,
+            found.controls,
+            control_tokens=plan.control_count * plan.max_new_tokens,
+        ),
     )
 
 
@@ -125,7 +131,7 @@ def _score(plan: LaunchPlan, workspace: Path, say: Say, found: _Found) -> None:
                     )
                 if index == 0 and model.name in found.stock_samples:
                     stock = found.stock_samples[model.name]
-                    scored = pool.score(plan.prompts, stock.responses)
+                    scored = pool.score(plan.prompts[: plan.control_count], stock.responses)
                     found.controls.append(_control(model, "stock", "contract", stock, scored))
                 pool.close()
                 outcome = _outcome(found.cells[-len(layouts) :])
@@ -146,8 +152,9 @@ def _score_stock(plan: LaunchPlan, workspace: Path, say: Say, found: _Found) -> 
                 ("contract", found.rollouts[model.name, plan.rollout_tps[0]].samples),
             )
             for side, samples in sides:
-                scored = trainer.score(plan.prompts, samples.responses)
-                found.controls.append(_control(model, side, "stock", samples, scored))
+                part = samples.first(plan.control_count)
+                scored = trainer.score(plan.prompts[: plan.control_count], part.responses)
+                found.controls.append(_control(model, side, "stock", part, scored))
 
 
 def _control(model: ModelFolder, rollout: Side, train: Side, samples: Samples, scored: Scored) -> Control:

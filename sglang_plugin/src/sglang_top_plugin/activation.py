@@ -65,12 +65,22 @@ def _register(server_args: Any, architectures: tuple[str, ...]) -> None:
     from sglang.srt.models.registry import ModelRegistry
 
     from . import recording
-    from .attention import ContractAttentionBackend
     from .model.qwen3 import ContractQwen3ForCausalLM
     from .sampler import ContractSampler
 
     for architecture in architectures:
         ModelRegistry.models[architecture] = ContractQwen3ForCausalLM
-    register_attention_backend(server_args.attention_backend)(ContractAttentionBackend)
+    register_attention_backend(server_args.attention_backend)(_attention_backend(server_args.device))
     register_sampler_backend(server_args.sampling_backend, ContractSampler)
     recording.add_methods(Scheduler)
+
+
+def _attention_backend(device: str) -> type:
+    """Imported only when picked: the GPU's imports its kernels."""
+    if device == "cpu":
+        from .attention import ContractAttentionBackend
+
+        return ContractAttentionBackend
+    from .flash_attention import ContractFlashAttentionBackend
+
+    return ContractFlashAttentionBackend

@@ -122,8 +122,7 @@ def _stream(original: Callable[..., None], self: Any, reqs: list[Any], *args: An
 
 
 def _no_batch_invariant_mode(original: Callable[..., None], self: Any) -> None:
-    if active().device != "cpu":
-        original(self)
+    """Leaves torch's operators as they are."""
 
 
 def _group_without_nccl(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -240,7 +239,7 @@ SCHEDULER_HOOKS = (
         "sglang.srt.model_executor.model_runner.ModelRunner.maybe_enable_batch_invariant_mode",
         _no_batch_invariant_mode,
         HookType.AROUND,
-        "on a CPU it raises; our layers are row-independent and need no replaced torch operators",
+        "it replaces operators of torch, and raises on a CPU; our layers are row-independent and need none replaced",
     ),
     Hook(
         "sglang.srt.distributed.parallel_state.init_model_parallel_group",

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+import torch
 from megatron.core.transformer.attention import SelfAttention
 from megatron.core.transformer.module import MegatronModule
 from torch import Tensor
@@ -16,6 +18,29 @@ from ..numerics import numerics_of
 from ..ops.attention import attention
 from ..ops.rope import rope
 from ..ops.ulysses import heads_to_tokens, tokens_to_heads
+
+#: Attribute of a host's packed_seq_params under which :class:`_Plan` is kept.
+_PLAN = "true_on_policy_plan"
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """Where a packed batch's sequences lie: made once a forward, read by every layer.
+
+    Attributes:
+        cu_seqlens: the tensor it was made of, and ``version``, which counts the writes to it.
+        tokens: T, of all context-parallel ranks.
+        longest: the longest padded sequence.
+        positions: int64 ``[T]``, each token's position in its sequence.
+        order: int64 ``[T]`` of ``natural_order``; empty without context parallelism.
+    """
+
+    cu_seqlens: Tensor
+    version: int
+    tokens: int
+    longest: int
+    positions: Tensor
+    order: Tensor
 
 
 class SGLangSelfAttention(SelfAttention):
@@ -79,10 +104,29 @@ class SGLangCoreAttention(MegatronModule):
         """The fp32 table that this layer rotates by."""
         return self._numerics.rope_table
 
-    def _positions(self, bounds: tuple[int, ...]) -> Tensor:
+    def _plan(self, packed_seq_params: Any, device: torch.device) -> _Plan:
+        """What one forward's layers share, kept on the batch's description: to read it, the host waits for a GPU."""
+        cu_seqlens = packed_seq_params.cu_seqlens_q_padded
+        if cu_seqlens is None:
+            cu_seqlens = packed_seq_params.cu_seqlens_q
+        kept: _Plan | None = getattr(packed_seq_params, _PLAN, None)
+        if kept is None or kept.cu_seqlens is not cu_seqlens or kept.version != cu_seqlens._version:
+            kept = self._new_plan(cu_seqlens, device)
+            setattr(packed_seq_params, _PLAN, kept)
+        return kept
+
+    def _new_plan(self, cu_seqlens: Tensor, device: torch.device) -> _Plan:
+        bounds = tuple(cu_seqlens.tolist())
+        order = torch.empty(0, dtype=torch.int64)
+        if self._cp_group is not None:
+            order = natural_order(bounds, self._cp_group.size(), self._numerics.cp_layout).to(device)
+        longest = max(end - start for start, end in pairwise(bounds))
+        positions = self._positions(bounds, longest).to(device)
+        return _Plan(cu_seqlens, cu_seqlens._version, bounds[-1], longest, positions, order)
+
+    def _positions(self, bounds: tuple[int, ...], longest: int) -> Tensor:
         """int64 ``[T]``. The padding that context parallelism needs may reach past the table; real tokens may not."""
         rows = self.rope_table.shape[0]
-        longest = max(end - start for start, end in pairwise(bounds))
         padding = 2 * self._cp_group.size() - 1 if self._cp_group is not None else 0
         if longest > rows + padding:
             raise LayoutRefused(
@@ -107,22 +151,17 @@ class SGLangCoreAttention(MegatronModule):
             )
         if attention_bias is not None:
             raise OptionRefused("megatron core attention got an attention_bias; the contract adds none; pass None")
-        cu_seqlens = packed_seq_params.cu_seqlens_q_padded
-        if cu_seqlens is None:
-            cu_seqlens = packed_seq_params.cu_seqlens_q
-        bounds = tuple(cu_seqlens.tolist())
+        plan = self._plan(packed_seq_params, query.device)
         kernels = self._numerics.kernels
         if self._cp_group is not None:
-            order = natural_order(bounds, self._cp_group.size(), self._numerics.cp_layout).to(query.device)
-            query = tokens_to_heads(query, order, self._cp_group)
-            key = tokens_to_heads(key, order, self._cp_group)
-            value = tokens_to_heads(value, order, self._cp_group)
-        if bounds[-1] != query.shape[0]:
-            raise ValueError(f"cu_seqlens end at {bounds[-1]}, but the batch has {query.shape[0]} tokens")
+            query = tokens_to_heads(query, plan.order, self._cp_group)
+            key = tokens_to_heads(key, plan.order, self._cp_group)
+            value = tokens_to_heads(value, plan.order, self._cp_group)
+        if plan.tokens != query.shape[0]:
+            raise ValueError(f"cu_seqlens end at {plan.tokens}, but the batch has {query.shape[0]} tokens")
         table = self.rope_table.to(query.device)
-        positions = self._positions(bounds).to(query.device)
-        query, key = self.rotate_query(query, positions, table), self.rotate_key(key, positions, table)
-        out = attention(query, key, value, cu_seqlens, self._scale, kernels)
+        query, key = self.rotate_query(query, plan.positions, table), self.rotate_key(key, plan.positions, table)
+        out = attention(query, key, value, plan.cu_seqlens, plan.longest, self._scale, kernels)
         if self._cp_group is not None:
-            out = heads_to_tokens(out, order, self._cp_group)
+            out = heads_to_tokens(out, plan.order, self._cp_group)
         return out

@@ -11,6 +11,7 @@ from torch.autograd import Function
 
 from .._contract.kernels.kernel_set import KernelSet
 from .apply import apply
+from .deterministic import deterministic
 
 #: Query rows a step of the backward; bounds its memory to ``heads x 256 x keys`` fp32.
 _QUERY_BLOCK = 256
@@ -19,18 +20,27 @@ _QUERY_BLOCK = 256
 class _Attention(Function):
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, scale: float, kernels: KernelSet
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        cu_seqlens: Tensor,
+        max_seqlen: int,
+        scale: float,
+        kernels: KernelSet,
     ) -> Tensor:
         q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
-        out, lse = kernels.attention(q, k, v, cu_seqlens, cu_seqlens, scale)
-        ctx.save_for_backward(q, k, v, lse, cu_seqlens)
-        ctx.scale = scale
+        out, lse = kernels.attention(q, k, v, cu_seqlens, cu_seqlens, scale, max_seqlen)
+        ctx.save_for_backward(q, k, v, out, lse, cu_seqlens)
+        ctx.scale, ctx.max_seqlen = scale, max_seqlen
         return out
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None, None, None]:
         (grad,) = grads
-        q, k, v, lse, cu_seqlens = ctx.saved_tensors
+        q, k, v, out, lse, cu_seqlens = ctx.saved_tensors
+        if q.is_cuda:
+            return *_flash_backward(grad, q, k, v, out, lse, cu_seqlens, ctx.max_seqlen, ctx.scale), *(None,) * 4
         grad_q = torch.zeros_like(q, dtype=torch.float32)
         grad_k = torch.zeros_like(k, dtype=torch.float32)
         grad_v = torch.zeros_like(v, dtype=torch.float32)
@@ -39,7 +49,45 @@ class _Attention(Function):
             grad_q[one], grad_k[one], grad_v[one] = _sequence_backward(
                 q[one], k[one], v[one], lse[one], grad[one], ctx.scale
             )
-        return grad_q.to(q.dtype), grad_k.to(k.dtype), grad_v.to(v.dtype), None, None, None
+        return grad_q.to(q.dtype), grad_k.to(k.dtype), grad_v.to(v.dtype), None, None, None, None
+
+
+def _flash_backward(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    cu_seqlens: Tensor,
+    max_seqlen: int,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Torch's FlashAttention 2 backward on the forward's output and log-sum-exp ``[T, H]``, in its deterministic form.
+
+    FlashAttention 3 of sglang-kernel has no backward of its own; that of 2 takes the same two tensors.
+    """
+    bounds = cu_seqlens.to(torch.int32)
+    unused = torch.zeros(2, dtype=torch.uint64, device=q.device)  # the random state of a dropout that there is not
+    with deterministic():
+        grads: tuple[Tensor, Tensor, Tensor] = torch.ops.aten._flash_attention_backward(
+            grad.contiguous(),
+            q,
+            k,
+            v,
+            out,
+            lse.t().contiguous(),
+            bounds,
+            bounds,
+            max_seqlen,
+            max_seqlen,
+            0.0,
+            True,
+            unused,
+            unused,
+            scale=scale,
+        )
+    return grads
 
 
 def _sequence_backward(
@@ -81,6 +129,11 @@ def _sequence_backward(
     )
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, scale: float, kernels: KernelSet) -> Tensor:
-    """Causal attention of packed ``q [T, H, D]``, ``k, v [T, Hkv, D]`` within ``cu_seqlens [B + 1]``: ``[T, H, D]``."""
-    return apply(_Attention, q, k, v, cu_seqlens, scale, kernels)
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, max_seqlen: int, scale: float, kernels: KernelSet
+) -> Tensor:
+    """Causal attention of packed ``q [T, H, D]``, ``k, v [T, Hkv, D]`` within ``cu_seqlens [B + 1]``: ``[T, H, D]``.
+
+    ``max_seqlen`` is the longest sequence's length.
+    """
+    return apply(_Attention, q, k, v, cu_seqlens, max_seqlen, scale, kernels)

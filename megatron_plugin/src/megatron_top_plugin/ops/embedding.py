@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from .apply import apply
+from .deterministic import deterministic
 from .exact_sum import sum_of_one_owner
 
 
@@ -30,8 +31,9 @@ class _VocabularyLookup(Function):
         (grad,) = grads
         local, held = ctx.saved_tensors
         wide = torch.zeros(ctx.shape, dtype=torch.float32, device=grad.device)
-        # Accumulating by index is sequential, and so deterministic, on a CPU; on a GPU torch sorts first when asked to.
-        wide.index_put_((local[held],), grad[held].float(), accumulate=True)
+        # Accumulating by index is sequential on a CPU; on a GPU torch sorts first when asked to be deterministic.
+        with deterministic():
+            wide.index_put_((local[held],), grad[held].float(), accumulate=True)
         return None, wide.to(ctx.dtype), None, None
 
 

@@ -17,8 +17,15 @@ def _rows(x: Tensor) -> Tensor:
     return x.reshape(-1, x.shape[-1])
 
 
+def _product(left: Tensor, right: Tensor) -> Tensor:
+    """fp32 ``left [M, K] @ right [K, N]``: on a GPU from the operands as they are, no copy of either in fp32."""
+    if left.is_cuda:
+        return torch.mm(left, right, out_dtype=torch.float32)
+    return left.float() @ right.float()
+
+
 def _weight_grad(grad: Tensor, x: Tensor, weight: Tensor) -> Tensor:
-    return (_rows(grad).float().t() @ _rows(x).float()).to(weight.dtype)
+    return _product(_rows(grad).t(), _rows(x)).to(weight.dtype)
 
 
 class _ColumnLinear(Function):
@@ -35,7 +42,7 @@ class _ColumnLinear(Function):
         grad_x = grad_weight = None
         if ctx.needs_input_grad[0]:
             # Each rank saw only its output columns: the input's gradient is the fp32 sum over ranks, rounded once.
-            wide = _rows(grad).float() @ weight.float()
+            wide = _product(_rows(grad), weight)
             if ctx.group is not None:
                 dist.all_reduce(wide, group=ctx.group)
             grad_x = wide.to(x.dtype).view_as(x)
@@ -50,10 +57,9 @@ class _RowLinear(Function):
         ctx: Any, x: Tensor, weight: Tensor, kernels: KernelSet, segments: int, group: dist.ProcessGroup | None
     ) -> Tensor:
         ctx.save_for_backward(x, weight)
-        partial = kernels.linear_partial(x, weight, segments)
         if group is None:
-            return partial.to(x.dtype)
-        partial = partial.contiguous()
+            return kernels.linear_segmented(x, weight, segments)
+        partial = kernels.linear_partial(x, weight, segments).contiguous()
         parts = [torch.empty_like(partial) for _ in range(group.size())]
         dist.all_gather(parts, partial, group=group)
         return kernels.tree_sum(parts).to(x.dtype)
@@ -66,7 +72,7 @@ class _RowLinear(Function):
         x, weight = ctx.saved_tensors
         grad_x = grad_weight = None
         if ctx.needs_input_grad[0]:
-            grad_x = (_rows(grad).float() @ weight.float()).to(x.dtype).view_as(x)
+            grad_x = _product(_rows(grad), weight).to(x.dtype).view_as(x)
         if ctx.needs_input_grad[1]:
             grad_weight = _weight_grad(grad, x, weight)
         return grad_x, grad_weight, None, None, None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -15,6 +16,8 @@ from ..samples import Samples, read_samples
 
 # Any value that names no plugin keeps all of them out of every process of the engine.
 NO_PLUGIN = "none"
+# Tells every process of the engine whether it needs the shim.
+CONTROL_DEVICE = "MILES_TOP_CONTROL_DEVICE"
 
 
 class StockRolloutEngine:
@@ -24,7 +27,7 @@ class StockRolloutEngine:
         self.name = f"control rollout engine of {model.name}"
         self._plan = plan
         self._settings = stock_settings(plan, model)
-        environment = worker_environment({"SGLANG_PLUGINS": NO_PLUGIN})
+        environment = worker_environment({"SGLANG_PLUGINS": NO_PLUGIN, CONTROL_DEVICE: plan.device})
         self._worker = Worker(self.name, "miles_top_launcher.control.rollout_worker", log, environment)
 
     def __enter__(self) -> Self:
@@ -34,12 +37,14 @@ class StockRolloutEngine:
         self._worker.stop()
 
     def run(self) -> Samples:
-        """Start the engine and sample every prompt of the plan, one after the other."""
+        """Start the engine and sample the control's prompts, one after the other."""
         self._worker.request({"op": "start", "engine": self._settings}, START_SECONDS)
-        reply = self._worker.request(sample_command(self._plan), SAMPLE_SECONDS)
-        return read_samples(self.name, reply, self._plan.prompts, self._plan.max_new_tokens)
+        prompts = self._plan.prompts[: self._plan.control_count]
+        reply = self._worker.request(sample_command(replace(self._plan, prompts=prompts)), SAMPLE_SECONDS)
+        return read_samples(self.name, reply, prompts, self._plan.max_new_tokens)
 
 
 def stock_settings(plan: LaunchPlan, model: ModelFolder) -> dict[str, Any]:
     """`sglang.Engine` keywords of the control: the run's own, with nothing of the contract."""
-    return {**run_settings(plan, model, tp=1), "attention_backend": "torch_native"}
+    backend = {"attention_backend": "torch_native"} if plan.device == "cpu" else {}
+    return {**run_settings(plan, model, tp=1), **backend}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,7 +10,8 @@ from ..workers.rollout import EngineHost, host_engine
 from .sglang_shim import install
 
 # At import, because the engine spawns its processes and each imports this module again before it starts.
-install()
+if os.environ.get("MILES_TOP_CONTROL_DEVICE", "cpu") == "cpu":
+    install()
 
 
 class StockEngineHost(EngineHost):

@@ -34,7 +34,8 @@ class StockTrainer:
 
     def start(self) -> None:
         """Import megatron-core and bring up its parallel state with one rank."""
-        self._worker.request({"op": "start", "rendezvous": str(self._rendezvous)}, START_SECONDS)
+        command = {"op": "start", "rendezvous": str(self._rendezvous), "device": self._plan.device}
+        self._worker.request(command, START_SECONDS)
 
     def build(self, model: ModelFolder) -> None:
         """Load `model` from its Hugging Face folder."""
@@ -43,10 +44,11 @@ class StockTrainer:
     def score(self, prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]]) -> Scored:
         """Log-probs of the responses, each sequence alone."""
         started = time.monotonic()
+        count = self._plan.control_count
         command = {
             "op": "score",
-            "prompts": [list(prompt) for prompt in prompts],
-            "responses": [list(response) for response in responses],
+            "prompts": [list(prompt) for prompt in prompts[:count]],
+            "responses": [list(response) for response in responses[:count]],
             "temperature": self._plan.scoring_temperature,
         }
         reply = self._worker.request(command, SCORE_SECONDS)

@@ -15,6 +15,7 @@ class StockTrainerHost:
 
     def __init__(self) -> None:
         self._model: Any = None
+        self._device = "cpu"
 
     def start(self, command: Mapping[str, Any]) -> dict[str, Any]:
         """Bring up one-rank parallel state."""
@@ -22,11 +23,16 @@ class StockTrainerHost:
         from megatron.core import parallel_state
         from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 
-        from .megatron_shim import install
+        self._device = command["device"]
+        if self._device == "cpu":
+            from .megatron_shim import install
 
-        install()
+            install()
         torch.distributed.init_process_group(
-            "gloo", init_method=f"file://{command['rendezvous']}", rank=0, world_size=1
+            "gloo" if self._device == "cpu" else "cpu:gloo,cuda:nccl",
+            init_method=f"file://{command['rendezvous']}",
+            rank=0,
+            world_size=1,
         )
         parallel_state.initialize_model_parallel()
         # The stock option that keeps megatron's random state off the GPU.
@@ -39,7 +45,8 @@ class StockTrainerHost:
 
         from .stock_model import build_stock_model
 
-        self._model = build_stock_model(Path(command["model_dir"]), getattr(torch, command["dtype"]))
+        model = build_stock_model(Path(command["model_dir"]), getattr(torch, command["dtype"]))
+        self._model = model.to(self._device)
         return {}
 
     def score(self, command: Mapping[str, Any]) -> dict[str, Any]:
@@ -49,8 +56,8 @@ class StockTrainerHost:
         rows = []
         with torch.no_grad():
             for prompt, response in zip(command["prompts"], command["responses"], strict=True):
-                tokens = torch.tensor([[*prompt, *response]])
-                positions = torch.arange(tokens.shape[1])[None]
+                tokens = torch.tensor([[*prompt, *response]], device=self._device)
+                positions = torch.arange(tokens.shape[1], device=self._device)[None]
                 logits = self._model(tokens[:, :-1], positions[:, :-1], None)[0].float() / command["temperature"]
                 logprobs = logits.log_softmax(-1).gather(-1, tokens[0, 1:, None])[:, 0]
                 rows.append(encode_fp32(logprobs[len(prompt) - 1 :].tolist()))

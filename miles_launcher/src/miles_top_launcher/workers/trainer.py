@@ -35,8 +35,11 @@ class TrainerHost:
 
         if command["dtype"] not in DTYPES:
             raise ValueError(f"dtype {command['dtype']!r} is not one of {', '.join(DTYPES)}")
+        on_gpu = command["device"] != "cpu"
+        if on_gpu:
+            torch.cuda.set_device(command["rank"] % torch.cuda.device_count())
         torch.distributed.init_process_group(
-            "gloo",
+            "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
             init_method=f"file://{command['rendezvous']}",
             rank=command["rank"],
             world_size=command["world_size"],
@@ -46,6 +49,7 @@ class TrainerHost:
             TrueOnPolicyContract.from_json(command["contract"]),
             TrainLayout(**command["layout"]),
             getattr(torch, command["dtype"]),
+            device=command["device"],
             weight_version=command["weight_version"],
             optimizer=OptimizerSettings(**command["optimizer"]) if command.get("optimizer") is not None else None,
             options=command["options"],

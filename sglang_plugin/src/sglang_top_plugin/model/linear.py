@@ -58,6 +58,8 @@ class SegmentedRowLinear(RowParallelLinear):
         if args or kwargs:
             raise TypeError("SegmentedRowLinear reduces itself and takes its input alone")
         run = active()
+        if run.tp_size == 1:
+            return run.kernels.linear_segmented(input_, self.weight, run.segments_per_rank), None
         partial = run.kernels.linear_partial(input_, self.weight, run.segments_per_rank)
         return run.kernels.tree_sum(gather_ranks(partial)).to(input_.dtype), None
 

@@ -54,7 +54,8 @@ class ContractLogitsProcessor(LogitsProcessor):
         if embedding_bias is not None:
             raise ValueError("the contract's lm_head has no bias")
         local = active().kernels.linear(hidden_states, lm_head.weight)
-        logits = torch.cat(gather_ranks(local), dim=-1)
+        ranks = gather_ranks(local)
+        logits = torch.cat(ranks, dim=-1) if len(ranks) > 1 else local
         trimmed: Tensor = self._copy_logits_to_buffer(logits, logits_metadata, use_buffer=use_logits_buffer)
         return trimmed
 
@@ -80,7 +81,7 @@ class ContractInputLogprobs(InputLogprobProcessor):
         sampled: dict[int, Tensor] = {}
         wanted = set(sample_indices.tolist())
         is_scored = torch.zeros(pruned_states.shape[0], dtype=torch.bool)
-        is_scored[input_logprob_indices] = True
+        is_scored[input_logprob_indices.cpu()] = True
         seq_idx = torch.tensor(token_to_seq_idx, dtype=torch.int64)
         for start in range(0, pruned_states.shape[0], _ROWS):
             end = min(start + _ROWS, pruned_states.shape[0])

@@ -47,6 +47,7 @@ def render_sglang(contract: TrueOnPolicyContract, device: str, dtype: Any = "bfl
         settings["disable_cuda_graph"] = True
     else:
         settings["disable_custom_all_reduce"] = True
+        settings["disable_prefill_cuda_graph"] = True
         settings["page_size"] = 1
     return settings
 

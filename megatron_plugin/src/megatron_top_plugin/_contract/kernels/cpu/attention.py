@@ -64,7 +64,13 @@ def attention_kernel(q, k, v, cu_q, cu_k, scale, out, lse):  # type: ignore[no-u
 
 
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, scale: float
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    scale: float,
+    max_seqlen: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Causal attention over packed sequences, aligned at the bottom right.
 
@@ -76,6 +82,7 @@ def attention(
         k, v: ``[Tk, Hkv, D]``, H a multiple of Hkv; paged caches are gathered by the caller.
         cu_seqlens_q, cu_seqlens_k: ``[B + 1]`` integer offsets of the sequences.
         scale: factor of the scores, ``1 / sqrt(D)`` in the contract.
+        max_seqlen: not read here; other kernel sets plan by it.
 
     Returns:
         ``out [Tq, H, D]`` in ``q``'s dtype, and fp32 ``lse [Tq, H]``, the log-sum-exp of each row's scaled scores.

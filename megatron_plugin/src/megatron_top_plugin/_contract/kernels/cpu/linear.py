@@ -110,6 +110,11 @@ def linear_partial(x: Tensor, weight: Tensor, segments: int) -> Tensor:
     return tree_sum(parts).reshape(*x.shape[:-1], weight.shape[0])
 
 
+def linear_segmented(x: Tensor, weight: Tensor, segments: int) -> Tensor:
+    """:func:`linear_partial` of a rank that holds the whole K, rounded once to ``x``'s dtype."""
+    return linear_partial(x, weight, segments).to(x.dtype)
+
+
 def _check(x: Tensor, weight: Tensor) -> None:
     if weight.dim() != 2 or x.shape[-1] != weight.shape[1] or x.dtype is not weight.dtype:
         raise ValueError(

@@ -14,7 +14,7 @@ def kernels() -> KernelSet:
     from ..tree import tree_sum
     from . import compiled, self_test
     from .attention import attention
-    from .linear import linear, linear_partial
+    from .linear import linear, linear_partial, linear_segmented
     from .logprob import log_softmax, logprob_combine, logprob_segments, logprob_token, scale_logits
     from .norm import add_rms_norm, rms_norm
     from .rope import rope
@@ -25,6 +25,7 @@ def kernels() -> KernelSet:
         name="cpu",
         linear=linear,
         linear_partial=linear_partial,
+        linear_segmented=linear_segmented,
         tree_sum=tree_sum,
         rms_norm=rms_norm,
         add_rms_norm=add_rms_norm,

@@ -1,0 +1,138 @@
+"""What the contract relies on, tried once at start, on every variant of every kernel: numerics that moved with a driver
+or a compiler stop the run here, and what is not tried here is not run later."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..kernel_set import KernelSetError
+from ..tree import tree_sum
+from . import launch
+from . import linear as products
+from .attention import attention
+from .linear import linear, linear_partial, linear_segmented
+from .logprob import log_softmax, logprob_combine, logprob_segments, logprob_token
+from .norm import add_rms_norm, rms_norm
+from .rope import rope
+from .sample import murmur_hash, sample
+from .swiglu import swiglu
+
+_WIDTHS = (128, 1024, 2048, 2560, 5120)
+
+
+def self_test() -> None:
+    """Compares rows alone with rows in a batch, slices with wholes, and subtrees with the tree, bit by bit.
+
+    Raises:
+        KernelSetError: naming the first property that does not hold.
+    """
+    generator = torch.Generator().manual_seed(20251129)
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator).to("cuda", torch.bfloat16)
+
+    _products(random)
+    _rows(random)
+    _attention(random)
+    _logprobs(random)
+    launch.seal()
+
+
+def _products(random) -> None:  # type: ignore[no-untyped-def]
+    x, weight = random(products.SPLIT_ROWS + 19, 512), random(192, 512)
+    whole = linear(x, weight)
+    _same("linear: a row alone", whole[7:8], linear(x[7:8], weight))
+    _same("linear: a slice of N", whole[:, 64:128], linear(x, weight[64:128]))
+    tiles = linear_segmented(x, weight, 8)
+    _same("linear_segmented: both forms", tiles[7:26], linear_segmented(x[7:26], weight, 8))
+    for rows in (x, x[7:26]):
+        partial = linear_partial(rows, weight, 8)
+        _same("linear_segmented: the partial, rounded", linear_segmented(rows, weight, 8), partial.to(x.dtype))
+        for ranks in (2, 4, 8):
+            width = 512 // ranks
+            cuts = [slice(rank * width, (rank + 1) * width) for rank in range(ranks)]
+            parts = [linear_partial(rows[:, cut].contiguous(), weight[:, cut].contiguous(), 8 // ranks) for cut in cuts]
+            _same(f"linear_partial: {ranks} ranks", partial, tree_sum(parts))
+
+
+def _rows(random) -> None:  # type: ignore[no-untyped-def]
+    for width in _WIDTHS:
+        x, residual, weight = random(19, width), random(19, width), random(width)
+        _same("rms_norm: a row alone", rms_norm(x, weight, 1e-6, x.dtype)[3:4], rms_norm(x[3:4], weight, 1e-6, x.dtype))
+        out, new = add_rms_norm(x, residual, weight, 1e-6)
+        s = x.float() + residual.float()
+        _same("add_rms_norm: the norm of the unrounded sum", out, rms_norm(s, weight, 1e-6, x.dtype))
+        _same("add_rms_norm: the new residual", new, s.to(x.dtype))
+    gate_up = random(5, 2 * 1536)
+    _same("swiglu: a row alone", swiglu(gate_up)[4:5], swiglu(gate_up[4:5]))
+    x, table = random(9, 12, 128), random(64, 128).float()
+    positions = torch.arange(9, device="cuda") * 7
+    _same("rope: a token alone", rope(x, positions, table)[5:6], rope(x[5:6], positions[5:6], table))
+
+
+def _attention(random) -> None:  # type: ignore[no-untyped-def]
+    def cu(length: int) -> Tensor:
+        return torch.tensor([0, length], device="cuda", dtype=torch.int32)
+
+    q, k, v = random(300, 4, 128), random(300, 2, 128), random(300, 2, 128)
+    scale = 128**-0.5
+    whole, lse = attention(q, k, v, cu(300), cu(300), scale)
+    decode, decode_lse = attention(q[299:], k, v, cu(1), cu(300), scale)
+    _same("attention: a decode step", whole[299:], decode)
+    _same("attention: lse of a decode step", lse[299:], decode_lse)
+    half, _ = attention(q[:, 2:], k[:, 1:], v[:, 1:], cu(300), cu(300), scale)
+    _same("attention: a slice of the heads", whole[:, 2:], half)
+
+
+def _logprobs(random) -> None:  # type: ignore[no-untyped-def]
+    vocabulary, padded = 9992, 10048
+    logits = random(6, padded) * 3
+    temperature = torch.tensor([1.0, 0.7, 1.0, 0.3, 1.5, 1.0], device="cuda")
+    # wide rows of either type, rows at any address, with and without a temperature: all variants
+    odd = torch.nn.functional.pad(logits, (0, 1))
+    for source in (logits, logits.float(), odd, odd.float()):
+        for divisor in (None, temperature):
+            pair = logprob_segments(source, 0, 8, vocabulary, padded, divisor, 8)
+            reference = logprob_segments(logits, 0, 8, vocabulary, padded, divisor, 8)
+            _same("logprob_segments: another type or stride, max", pair[0], reference[0])
+            _same("logprob_segments: another type or stride, sumexp", pair[1], reference[1])
+    rows = log_softmax(logits, vocabulary, padded, temperature, 8)
+    _same("log_softmax: a row alone", rows[1:2], log_softmax(logits[1:2], vocabulary, padded, temperature[1:2], 8))
+    wholes = logprob_segments(logits, 0, 8, vocabulary, padded, temperature, 8)
+    half = padded // 2
+    shards = [
+        logprob_segments(logits[:, i * half : (i + 1) * half], i * 4, 4, vocabulary, padded, temperature, 8)
+        for i in (0, 1)
+    ]
+    joined = [torch.cat(pair, dim=1) for pair in zip(*shards, strict=True)]
+    _same("logprob: vocabulary shards, max", wholes[0], joined[0])
+    _same("logprob: vocabulary shards, sumexp", wholes[1], joined[1])
+    target = logits[:, 5].float() / temperature
+    _same("logprob_token: an entry of log_softmax", rows[:, 5], logprob_token(target, *logprob_combine(*wholes)))
+
+    seeds = torch.arange(6, device="cuda")
+    greedy = torch.tensor([False, True] * 3, device="cuda")
+    for source in (logits[:, :vocabulary], logits[:, :vocabulary].float()):
+        tokens = sample(source, temperature, seeds, seeds + 40, greedy)
+        alone = sample(source[2:3], temperature[2:3], seeds[2:3], seeds[2:3] + 40, greedy[2:3])
+        _same("sample: a row alone", tokens[2:3].float(), alone.float())
+    if int(murmur_hash(0, 0, torch.zeros(1, dtype=torch.int64, device="cuda"))) != _HASH_OF_ZEROS:
+        raise _failed("sample: the hash of zeros")
+
+
+#: MurmurHash3 (x86, 32 bits, seed 0) of sixteen zero bytes.
+_HASH_OF_ZEROS = 0x8134CDF8
+
+
+def _same(what: str, left: Tensor, right: Tensor) -> None:
+    a, b = left.contiguous(), right.contiguous()
+    bits = torch.int16 if a.dtype is torch.bfloat16 else torch.int32
+    if a.shape != b.shape or not bool(a.isfinite().all()) or not torch.equal(a.view(bits), b.view(bits)):
+        raise _failed(what)
+
+
+def _failed(what: str) -> KernelSetError:
+    return KernelSetError(
+        f"kernel set 'hopper' failed its self-test at '{what}'; the contract cannot hold on this machine"
+    )

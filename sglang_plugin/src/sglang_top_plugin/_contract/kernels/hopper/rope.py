@@ -1,0 +1,64 @@
+"""Rotary position embedding, neox pairing (dimension i turns with i + D / 2)."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .launch import launch
+
+_HEAD_DIM = 128  # the only one that attention is measured at
+_HEADS = 8
+
+
+@triton.jit(do_not_specialize=["heads"])
+def rope_kernel(x, positions, table, out, heads, HEADS: tl.constexpr, HALF: tl.constexpr):  # type: ignore[no-untyped-def]
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)[:, None]
+    i = tl.arange(0, HALF)[None, :]
+    angles = table + tl.load(positions + token) * (2 * HALF)
+    cos, sin = tl.load(angles + i), tl.load(angles + HALF + i)
+    at = (token * heads + head) * (2 * HALF) + i
+    inside = head < heads
+    a = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
+    b = tl.load(x + at + HALF, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + at, (a * cos - b * sin).to(out.dtype.element_ty), mask=inside)
+    tl.store(out + at + HALF, (b * cos + a * sin).to(out.dtype.element_ty), mask=inside)
+
+
+def rope(x: Tensor, positions: Tensor, table: Tensor) -> Tensor:
+    """Rotates ``x [T, H, 128]`` bfloat16 by the rows ``positions [T]`` int64 of the fp32 ``table [P, 128]``, in fp32
+    with one rounding.
+
+    Positions are not looked at on the host, which would wait for the GPU: both engines refuse a context that is longer
+    than the table before they run it.
+
+    Raises:
+        ValueError: for mismatched shapes or types.
+    """
+    if x.dim() != 3 or positions.shape != x.shape[:1] or x.shape[-1] != _HEAD_DIM or table.shape[-1] != _HEAD_DIM:
+        raise ValueError(
+            f"rope needs x [T, H, {_HEAD_DIM}], positions [T], table [P, {_HEAD_DIM}], got {tuple(x.shape)}, "
+            f"{tuple(positions.shape)}, {tuple(table.shape)}"
+        )
+    if table.dtype is not torch.float32 or not table.is_contiguous():
+        raise ValueError(f"the rotary table must be contiguous float32, got {table.dtype}")
+    source = x.detach().contiguous()
+    out = torch.empty_like(source)
+    if source.numel():
+        launch(
+            "rope",
+            rope_kernel,
+            (x.shape[0], triton.cdiv(x.shape[1], _HEADS)),
+            source,
+            positions.detach().to(torch.int64).contiguous(),
+            table.detach(),
+            out,
+            x.shape[1],
+            HEADS=_HEADS,
+            HALF=_HEAD_DIM // 2,
+            num_warps=4,
+        )
+    return out
