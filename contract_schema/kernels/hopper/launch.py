@@ -43,6 +43,18 @@ def launch(key: str, kernel: Any, grid: tuple[int, ...], *arguments: Any, **cons
         _keep(key, found)
 
 
+def aligned(tensor: Tensor) -> Tensor:
+    """The tensor, contiguous and 16-byte aligned: itself if it is, else a copy."""
+    found = tensor.detach().contiguous()
+    return found.clone() if found.data_ptr() % ALIGNMENT else found
+
+
+def aligned_rows(tensor: Tensor) -> Tensor:
+    """A matrix ``[T, N]`` whose rows are contiguous and whose first is aligned; rows may lie apart."""
+    found = tensor.detach()
+    return found if found.stride(1) == 1 and not found.data_ptr() % ALIGNMENT else aligned(found.contiguous())
+
+
 def _keep(key: str, found: Any) -> None:
     digest = code_digest(found.asm["cubin"])
     if _digests.setdefault(key, digest) != digest:

@@ -39,8 +39,11 @@ def attention(
     from sgl_kernel.flash_attn import flash_attn_varlen_func
 
     longest_q = longest_k = max_seqlen
-    if longest_q is None:
+    if longest_q is None or longest_k is None:
         longest_q, longest_k = (int(cu.diff().max()) for cu in (cu_seqlens_q, cu_seqlens_k))
+    if longest_q == 1 < longest_k:
+        # taken for no causal attention, with blocks of 176 keys and not 128: other bits
+        raise ValueError("one query a sequence decodes over pages, by the engine's backend, and not by this function")
     out, lse, *_ = flash_attn_varlen_func(
         q.detach().contiguous(),
         k.detach().contiguous(),

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .launch import launch
+from .launch import aligned, launch
 from .reduce import levels, tree_add
 
 #: Width of a block -> (rows a program, warps). A row's sum depends on the width alone.
@@ -68,7 +68,7 @@ def rms_norm(s: Tensor, weight: Tensor, eps: float, out_dtype: torch.dtype) -> T
     width = s.shape[-1]
     block = _block(width)
     rows_each, warps = _BLOCKS[block]
-    source = s.detach().contiguous()
+    source = aligned(s)
     out = torch.empty(s.shape, dtype=out_dtype, device=s.device)
     rows = source.numel() // width
     if rows:
@@ -77,7 +77,7 @@ def rms_norm(s: Tensor, weight: Tensor, eps: float, out_dtype: torch.dtype) -> T
             rms_norm_kernel,
             (triton.cdiv(rows, rows_each),),
             source,
-            weight.detach(),
+            aligned(weight),
             out,
             rows,
             width // 8,
@@ -103,7 +103,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
         )
     width = x.shape[-1]
     block = _block(width)
-    x, residual = x.detach().contiguous(), residual.detach().contiguous()
+    x, residual = aligned(x), aligned(residual)
     out, new_residual = torch.empty_like(x), torch.empty_like(x)
     rows = x.numel() // width
     if rows:
@@ -113,7 +113,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
             (rows,),
             x,
             residual,
-            weight.detach(),
+            aligned(weight),
             out,
             new_residual,
             rows,

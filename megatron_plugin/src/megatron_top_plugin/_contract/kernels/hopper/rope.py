@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .launch import launch
+from .launch import aligned, launch
 
 _HEAD_DIM = 128  # the only one that attention is measured at
 _HEADS = 8
@@ -45,7 +45,7 @@ def rope(x: Tensor, positions: Tensor, table: Tensor) -> Tensor:
         )
     if table.dtype is not torch.float32 or not table.is_contiguous():
         raise ValueError(f"the rotary table must be contiguous float32, got {table.dtype}")
-    source = x.detach().contiguous()
+    source = aligned(x)
     out = torch.empty_like(source)
     if source.numel():
         launch(
@@ -53,7 +53,7 @@ def rope(x: Tensor, positions: Tensor, table: Tensor) -> Tensor:
             rope_kernel,
             (x.shape[0], triton.cdiv(x.shape[1], _HEADS)),
             source,
-            positions.detach().to(torch.int64).contiguous(),
+            aligned(positions.to(torch.int64)),
             table.detach(),
             out,
             x.shape[1],

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from .launch import launch
+from .launch import aligned, launch
 
 _K_STEP = 64
 #: Rows up to which the segments are programs of their own; moves no bit.
@@ -113,7 +113,7 @@ def linear(x: Tensor, weight: Tensor) -> Tensor:
     _check(x, weight)
     import deep_gemm
 
-    flat = x.detach().reshape(-1, x.shape[-1]).contiguous()
+    flat = aligned(x.reshape(-1, x.shape[-1]))
     out = torch.empty(flat.shape[0], weight.shape[0], dtype=x.dtype, device=x.device)
     if flat.shape[0]:
         deep_gemm.bf16_gemm_nt(flat, weight.detach(), out)
@@ -148,11 +148,11 @@ def _segmented(x: Tensor, weight: Tensor, segments: int, out_dtype: torch.dtype)
             f"the hopper row-parallel product takes 1, 2, 4 or 8 segments of a multiple of {_K_STEP} and a multiple of "
             f"8 columns, got K = {depth} in {segments}, N = {columns}"
         )
-    flat = x.detach().reshape(-1, depth).contiguous()
+    flat = aligned(x.reshape(-1, depth))
     out = torch.empty(flat.shape[0], columns, dtype=out_dtype, device=x.device)
     if flat.shape[0]:
         run = _split if flat.shape[0] <= SPLIT_ROWS else _tiles
-        run(flat, weight.detach(), out, segments)
+        run(flat, aligned(weight), out, segments)
     return out.reshape(*x.shape[:-1], columns)
 
 

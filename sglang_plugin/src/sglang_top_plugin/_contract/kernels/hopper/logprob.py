@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .launch import launch
+from .launch import aligned, aligned_rows, launch
 from .reduce import levels, tree_add
 
 _LANES = 1024
@@ -145,9 +145,7 @@ def logprob_segments(
             f"segments {first_segment}..{first_segment + num_segments - 1} of {width} entries need {real} columns, got "
             f"logits {tuple(logits.shape)}"
         )
-    z = logits.detach()
-    if z.stride(1) != 1:
-        z = z.contiguous()
+    z = aligned_rows(logits)
     stride = z.stride(0)
     # whole groups of eight are read at once where rows start and end on one
     align = 8 if stride % 8 == 0 and real % 8 == 0 else 1
@@ -160,7 +158,7 @@ def logprob_segments(
             segment_kernel,
             (z.shape[0], num_segments),
             z,
-            top if temperature is None else temperature.detach().to(torch.float32).reshape(-1).contiguous(),
+            top if temperature is None else aligned(temperature.to(torch.float32).reshape(-1)),
             top,
             total,
             stride // align,
@@ -187,8 +185,8 @@ def logprob_combine(top: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
             "logprob_combine",
             combine_kernel,
             (triton.cdiv(top.shape[0], _ROWS),),
-            top.detach().contiguous(),
-            total.detach().contiguous(),
+            aligned(top),
+            aligned(total),
             m,
             s,
             top.shape[0],
@@ -202,7 +200,7 @@ def logprob_combine(top: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
 
 def logprob_token(target_logit: Tensor, top: Tensor, total: Tensor) -> Tensor:
     """fp32 ``(z - max) - log(sumexp)`` of the scaled target logits ``[T]``."""
-    z, m, s = (t.detach().to(torch.float32).reshape(-1).contiguous() for t in (target_logit, top, total))
+    z, m, s = (aligned(t.to(torch.float32).reshape(-1)) for t in (target_logit, top, total))
     if not z.shape == m.shape == s.shape:
         raise ValueError(f"logprob_token needs three [T], got {z.shape}, {m.shape}, {s.shape}")
     out = torch.empty_like(z)

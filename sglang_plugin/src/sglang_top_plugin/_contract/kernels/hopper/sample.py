@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .launch import launch
+from .launch import aligned, aligned_rows, launch
 
 _BLOCK = 1024
 
@@ -87,9 +87,7 @@ def sample(logits: Tensor, temperature: Tensor, seeds: Tensor, positions: Tensor
     rows, columns = logits.shape
     if any(t.shape != (rows,) for t in (temperature, seeds, positions, greedy)):
         raise ValueError(f"sample needs one temperature, seed, position and greedy flag for each of {rows} rows")
-    z = logits.detach()
-    if z.stride(1) != 1:
-        z = z.contiguous()
+    z = aligned_rows(logits)
     blocks = triton.cdiv(columns, _BLOCK)
     best = torch.empty(rows, blocks, dtype=torch.float64, device=z.device)
     chosen = torch.empty(rows, blocks, dtype=torch.int32, device=z.device)
@@ -100,10 +98,10 @@ def sample(logits: Tensor, temperature: Tensor, seeds: Tensor, positions: Tensor
         sample_kernel,
         (rows, blocks),
         z,
-        temperature.detach().to(torch.float32).contiguous(),
-        seeds.to(torch.int64).contiguous(),
-        positions.to(torch.int64).contiguous(),
-        greedy.to(torch.bool).contiguous(),
+        aligned(temperature.to(torch.float32)),
+        aligned(seeds.to(torch.int64)),
+        aligned(positions.to(torch.int64)),
+        aligned(greedy.to(torch.bool)),
         best,
         chosen,
         z.stride(0),
@@ -126,7 +124,7 @@ def murmur_hash(seed: int, position: int, columns: Tensor) -> Tensor:
         (triton.cdiv(columns.numel(), _BLOCK),),
         scalars[0],
         scalars[1],
-        columns.to(torch.int64).contiguous(),
+        aligned(columns.to(torch.int64)),
         out,
         columns.numel(),
         BLOCK=_BLOCK,

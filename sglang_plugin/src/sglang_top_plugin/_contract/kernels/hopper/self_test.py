@@ -77,10 +77,26 @@ def _attention(random) -> None:  # type: ignore[no-untyped-def]
 
     q, k, v = random(300, 4, 128), random(300, 2, 128), random(300, 2, 128)
     scale = 128**-0.5
-    whole, lse = attention(q, k, v, cu(300), cu(300), scale)
-    decode, decode_lse = attention(q[299:], k, v, cu(1), cu(300), scale)
-    _same("attention: a decode step", whole[299:], decode)
-    _same("attention: lse of a decode step", lse[299:], decode_lse)
+    from sgl_kernel.flash_attn import flash_attn_with_kvcache
+
+    whole, _ = attention(q, k, v, cu(300), cu(300), scale)
+    slots = torch.randperm(400, generator=torch.Generator().manual_seed(1))[:300].to("cuda")
+    pool_k, pool_v = (torch.zeros(400, 1, 2, 128, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    pool_k[slots, 0], pool_v[slots, 0] = k, v
+    for what, queries in (("a decode step", 1), ("a chunk behind a prefix", 77)):
+        paged = flash_attn_with_kvcache(
+            q=q[-queries:],
+            k_cache=pool_k,
+            v_cache=pool_v,
+            page_table=slots[None].to(torch.int32),
+            cache_seqlens=torch.tensor([300], device="cuda", dtype=torch.int32),
+            cu_seqlens_q=cu(queries),
+            max_seqlen_q=queries,
+            softmax_scale=scale,
+            causal=True,
+            num_splits=1,
+        )
+        _same(f"attention: {what} over pages", whole[-queries:], paged)
     half, _ = attention(q[:, 2:], k[:, 1:], v[:, 1:], cu(300), cu(300), scale)
     _same("attention: a slice of the heads", whole[:, 2:], half)
 

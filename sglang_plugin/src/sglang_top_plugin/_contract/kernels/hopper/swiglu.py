@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .launch import launch
+from .launch import aligned, launch
 
 _BLOCK = 1024
 
@@ -29,7 +29,7 @@ def swiglu(gate_up: Tensor) -> Tensor:
     width = gate_up.shape[-1] // 2
     if gate_up.shape[-1] % 16:
         raise ValueError(f"swiglu needs a last dimension of twice a multiple of 8, got {tuple(gate_up.shape)}")
-    source = gate_up.detach().contiguous()
+    source = aligned(gate_up)
     out = torch.empty(*gate_up.shape[:-1], width, dtype=gate_up.dtype, device=gate_up.device)
     rows = source.numel() // (2 * width)
     if rows:
