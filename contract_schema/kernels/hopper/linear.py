@@ -2,11 +2,13 @@
 
 The column-parallel product is DeepGEMM's. The row-parallel one cuts K into segments, each an fp32 sum over K ascending
 in steps of 64 by one tensor-core instruction (`wgmma`, 64 rows, 16 of K), and adds the segments in the contract's tree.
-It has two forms with the same bits: for many rows one program walks a tile's segments and keeps the pending sums; for
-few rows the segments are programs of their own, and a second kernel adds them.
+It has two forms with the same bits: for few rows every segment of a tile is a program of its own; for many a program
+adds up a pair, the lowest level of the tree. A second kernel does the levels above.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 import triton
@@ -17,8 +19,26 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from .launch import aligned, launch
 
 _K_STEP = 64
-#: Rows up to which the segments are programs of their own; moves no bit.
-SPLIT_ROWS = 512
+_GROUP = 8
+_TREE_BLOCK = 1024
+
+
+class _Form(NamedTuple):
+    """Sizes of the first of the two kernels; moves no bit. `each` is how many segments a program adds up itself."""
+
+    rows: int
+    columns: int
+    each: int
+    warps: int
+    stages: int
+
+
+#: Up to so many rows, all segments are programs of their own, in small tiles: what counts is that every multiprocessor
+#: reads weights.
+SPLIT_ROWS = 128
+_FEW = _Form(rows=64, columns=64, each=1, warps=4, stages=4)
+#: Larger tiles, and two segments a program: half as many partial sums go through memory.
+_MANY = _Form(rows=128, columns=128, each=2, warps=8, stages=4)
 
 
 @triton.jit
@@ -31,32 +51,21 @@ def _segment(a, b, row, column, first, steps, BM: tl.constexpr, BN: tl.constexpr
     return acc
 
 
-@triton.jit
-def _two(a, b, row, column, first, steps, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):  # type: ignore[no-untyped-def]
-    left = _segment(a, b, row, column, first, steps, BM, BN, BK)
-    return left + _segment(a, b, row, column, first + steps, steps, BM, BN, BK)
-
-
-@triton.jit
-def _four(a, b, row, column, first, steps, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):  # type: ignore[no-untyped-def]
-    left = _two(a, b, row, column, first, steps, BM, BN, BK)
-    return left + _two(a, b, row, column, first + 2 * steps, steps, BM, BN, BK)
-
-
-@triton.jit(do_not_specialize=["m", "n", "steps"])
-def tiles_kernel(  # type: ignore[no-untyped-def]
+@triton.jit(do_not_specialize=["m", "eighths", "steps"])
+def parts_kernel(  # type: ignore[no-untyped-def]
     a,
     b,
-    out,
+    parts,
     m,
-    n,
+    eighths,
     steps,
-    SEGMENTS: tl.constexpr,
+    EACH: tl.constexpr,
     BM: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
     GROUP: tl.constexpr,
 ):
+    n = eighths * 8
     tiles_m, tiles_n = tl.cdiv(m, BM), tl.cdiv(n, BN)
     # neighbouring programs share rows and columns while these are in the second-level cache
     band = tl.program_id(0) // (GROUP * tiles_n)
@@ -64,42 +73,27 @@ def tiles_kernel(  # type: ignore[no-untyped-def]
     within = tl.program_id(0) % (GROUP * tiles_n)
     row = (band * GROUP + within % height) * BM
     column = (within // height) * BN
-    if SEGMENTS == 8:
-        total = _four(a, b, row, column, 0, steps, BM, BN, BK)
-        total += _four(a, b, row, column, 4 * steps, steps, BM, BN, BK)
-    elif SEGMENTS == 4:
-        total = _four(a, b, row, column, 0, steps, BM, BN, BK)
-    elif SEGMENTS == 2:
-        total = _two(a, b, row, column, 0, steps, BM, BN, BK)
-    else:
-        total = _segment(a, b, row, column, 0, steps, BM, BN, BK)
-    out.store([row, column], total.to(out.dtype))
-
-
-@triton.jit(do_not_specialize=["m", "n", "steps"])
-def split_kernel(a, b, parts, m, n, steps, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):  # type: ignore[no-untyped-def]
-    segment = tl.program_id(1)
-    tiles_m = tl.cdiv(m, BM)
-    row = (tl.program_id(0) % tiles_m) * BM
-    column = (tl.program_id(0) // tiles_m) * BN
-    acc = _segment(a, b, row, column, segment * steps, steps, BM, BN, BK)
+    part = tl.program_id(1)
+    total = _segment(a, b, row, column, part * EACH * steps, steps, BM, BN, BK)
+    if EACH == 2:
+        total += _segment(a, b, row, column, (part * EACH + 1) * steps, steps, BM, BN, BK)
     rows, columns = row + tl.arange(0, BM)[:, None], column + tl.arange(0, BN)[None, :]
-    at = (segment * m + rows).to(tl.int64) * (n * 8) + columns
-    tl.store(parts + at, acc, mask=(rows < m) & (columns < n * 8))
+    at = (part.to(tl.int64) * m + rows) * n + columns
+    tl.store(parts + at, total, mask=(rows < m) & (columns < n))
 
 
 @triton.jit(do_not_specialize=["blocks"])
-def tree_kernel(parts, out, blocks, SEGMENTS: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def tree_kernel(parts, out, blocks, LEAVES: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     size = blocks.to(tl.int64) * 8
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = at < size
     p0 = tl.load(parts + at, mask=inside, other=0.0)
-    if SEGMENTS > 1:
+    if LEAVES > 1:
         p0 += tl.load(parts + size + at, mask=inside, other=0.0)
-    if SEGMENTS > 2:
+    if LEAVES > 2:
         p2 = tl.load(parts + 2 * size + at, mask=inside, other=0.0)
         p0 += p2 + tl.load(parts + 3 * size + at, mask=inside, other=0.0)
-    if SEGMENTS > 4:
+    if LEAVES > 4:
         p4 = tl.load(parts + 4 * size + at, mask=inside, other=0.0)
         p4 += tl.load(parts + 5 * size + at, mask=inside, other=0.0)
         p6 = tl.load(parts + 6 * size + at, mask=inside, other=0.0)
@@ -148,73 +142,45 @@ def _segmented(x: Tensor, weight: Tensor, segments: int, out_dtype: torch.dtype)
             f"the hopper row-parallel product takes 1, 2, 4 or 8 segments of a multiple of {_K_STEP} and a multiple of "
             f"8 columns, got K = {depth} in {segments}, N = {columns}"
         )
-    flat = aligned(x.reshape(-1, depth))
-    out = torch.empty(flat.shape[0], columns, dtype=out_dtype, device=x.device)
-    if flat.shape[0]:
-        run = _split if flat.shape[0] <= SPLIT_ROWS else _tiles
-        run(flat, aligned(weight), out, segments)
-    return out.reshape(*x.shape[:-1], columns)
-
-
-def _name(form: str, segments: int, out: Tensor) -> str:
-    return f"linear_{form}_{segments}_{out.dtype}".replace("torch.", "")
-
-
-def _tiles(x: Tensor, weight: Tensor, out: Tensor, segments: int) -> None:
-    # four pending sums of a tile stay in registers at this size, and at no larger one
-    bm, bn = 128, 64
-    (m, depth), n = x.shape, weight.shape[0]
+    flat, weight = aligned(x.reshape(-1, depth)), aligned(weight)
+    rows = flat.shape[0]
+    out = torch.empty(rows, columns, dtype=out_dtype, device=x.device)
+    if not rows:
+        return out.reshape(*x.shape[:-1], columns)
+    form = _FEW if rows <= SPLIT_ROWS else _MANY
+    each = min(form.each, segments)
+    leaves = segments // each
+    parts = torch.empty(leaves, rows, columns, dtype=torch.float32, device=x.device)
     launch(
-        _name("tiles", segments, out),
-        tiles_kernel,
-        (triton.cdiv(m, bm) * triton.cdiv(n, bn),),
-        TensorDescriptor.from_tensor(x, [bm, _K_STEP]),
-        TensorDescriptor.from_tensor(weight, [bn, _K_STEP]),
-        TensorDescriptor.from_tensor(out, [bm, bn]),
-        m,
-        n,
-        depth // segments // _K_STEP,
-        SEGMENTS=segments,
-        BM=bm,
-        BN=bn,
-        BK=_K_STEP,
-        GROUP=8,
-        num_warps=8,
-        num_stages=4,
-    )
-
-
-def _split(x: Tensor, weight: Tensor, out: Tensor, segments: int) -> None:
-    bm, bn, block = 64, 64, 1024
-    (m, depth), n = x.shape, weight.shape[0]
-    parts = torch.empty(segments, m, n, dtype=torch.float32, device=x.device)
-    launch(
-        "linear_split",
-        split_kernel,
-        (triton.cdiv(m, bm) * triton.cdiv(n, bn), segments),
-        TensorDescriptor.from_tensor(x, [bm, _K_STEP]),
-        TensorDescriptor.from_tensor(weight, [bn, _K_STEP]),
+        f"linear_parts_{form.rows}x{form.columns}_{each}",
+        parts_kernel,
+        (triton.cdiv(rows, form.rows) * triton.cdiv(columns, form.columns), leaves),
+        TensorDescriptor.from_tensor(flat, [form.rows, _K_STEP]),
+        TensorDescriptor.from_tensor(weight, [form.columns, _K_STEP]),
         parts,
-        m,
-        n // 8,
+        rows,
+        columns // 8,
         depth // segments // _K_STEP,
-        BM=bm,
-        BN=bn,
+        EACH=each,
+        BM=form.rows,
+        BN=form.columns,
         BK=_K_STEP,
-        num_warps=4,
-        num_stages=4,
+        GROUP=_GROUP,
+        num_warps=form.warps,
+        num_stages=form.stages,
     )
     launch(
-        _name("tree", segments, out),
+        f"linear_tree_{leaves}_{out_dtype}".replace("torch.", ""),
         tree_kernel,
-        (triton.cdiv(m * n, block),),
+        (triton.cdiv(rows * columns, _TREE_BLOCK),),
         parts,
         out,
-        m * n // 8,
-        SEGMENTS=segments,
-        BLOCK=block,
+        rows * columns // 8,
+        LEAVES=leaves,
+        BLOCK=_TREE_BLOCK,
         num_warps=4,
     )
+    return out.reshape(*x.shape[:-1], columns)
 
 
 def _check(x: Tensor, weight: Tensor) -> None:

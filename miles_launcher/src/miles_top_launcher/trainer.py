@@ -26,7 +26,7 @@ START_SECONDS = 1200.0
 BUILD_SECONDS = 600.0
 SCORE_SECONDS = 1800.0
 # Several packed micro-batches a cell, so that packing is part of what is verified.
-MICRO_BATCH_TOKENS = {"cpu": 1024, "cuda": 16384}
+MICRO_BATCH_TOKENS = {"cpu": 1024, "cuda": 8192}
 
 
 @dataclass(frozen=True, slots=True)
