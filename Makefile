@@ -7,7 +7,7 @@ SHELL := /bin/bash
 BIN := .venv/bin
 REPORT ?= build/verify.json
 # Fast tests first; the parity tests start both engines.
-TESTS ?= tests/contract tests/kernels tests/launcher tests/megatron tests/sglang tests/fuzz tests/parity
+TESTS ?= tests/contract tests/kernels tests/launcher tests/megatron tests/sglang tests/fuzz tests/parity tests/gpu
 PYTEST_ARGS ?=
 export PYTHON
 

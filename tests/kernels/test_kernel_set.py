@@ -25,9 +25,18 @@ def test_an_unknown_name_is_refused_with_those_known():
         kernel_set.load_kernel_set("tpu")
 
 
-def test_hopper_is_refused_until_it_is_there():
-    with pytest.raises(kernel_set.KernelSetError, match="'hopper' is not available"):
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here, which tests/gpu looks at")
+def test_hopper_is_refused_where_there_is_no_gpu():
+    with pytest.raises(kernel_set.KernelSetError, match="'hopper' is not available: torch finds no GPU here"):
         kernel_set.load_kernel_set("hopper")
+
+
+def test_hopper_is_refused_on_another_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA A100")
+    with pytest.raises(kernel_set.KernelSetError, match=r"NVIDIA A100 has compute capability 8\.0; it needs .* 9\.0"):
+        kernel_set.require_kernel_set("hopper")
 
 
 def test_the_cpu_set_loads_and_keeps_no_gradient():

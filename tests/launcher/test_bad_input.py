@@ -53,6 +53,20 @@ FLAGS = {
     "unknown dtype": (["--dtype", "float16"], "--dtype"),
     "unknown cut": (["--cp-layout", "spiral"], "--cp-layout"),
     "number that is none": (["--num-prompts", "many"], "--num-prompts"),
+    "kernels of a GPU, no GPU": (
+        ["--kernel-set", "hopper", "--model", "random-qwen3-0.6b"],
+        "--kernel-set hopper: the layout has up to 1 ranks, a GPU each, and torch finds 0 GPUs here",
+    ),
+    "heads that the GPU's kernels do not take": (
+        ["--kernel-set", "hopper"],
+        "o_proj (num_attention_heads x head_dim) has segments of K=32, which do not divide by the hopper kernels' step",
+    ),
+    "unknown kernel set": (["--kernel-set", "tpu"], "--kernel-set"),
+    "prompts of no tokens": (["--prompt-tokens", "0"], "--prompt-tokens 0: must be 1 to"),
+    "a length for prompts that have theirs": (
+        ["--prompt-tokens", "9", "--prompts", "p.jsonl"],
+        "--prompt-tokens 9: the prompts of --prompts have their own lengths",
+    ),
     "unknown flag": (["--no-such-flag"], "--no-such-flag"),
     "missing prompt file": (["--prompts", "/no/such/file.jsonl"], "/no/such/file.jsonl: can't be read"),
 }

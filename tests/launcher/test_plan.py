@@ -25,6 +25,29 @@ def test_defaults_are_one_process_a_side_and_2000_tokens(tmp_path: Path) -> None
         plan.seed = 1  # type: ignore[misc]
 
 
+def test_drawn_prompts_have_the_length_that_is_asked_for(tmp_path: Path) -> None:
+    plan = make_plan(request(num_prompts=50, prompt_tokens=80), tmp_path)
+    lengths = [len(prompt) for prompt in plan.prompts]
+    assert (len(lengths), min(lengths), max(lengths)) == (50, 70, 90)
+
+
+def test_the_controls_take_every_prompt_on_a_cpu_and_a_few_on_a_gpu(tmp_path: Path) -> None:
+    plan = make_plan(request(), tmp_path)
+    assert plan.control_count == len(plan.prompts)
+    assert dataclasses.replace(plan, device="cuda").control_count == 8
+
+
+def test_a_gpu_decodes_from_graphs_and_packs_more(tmp_path: Path) -> None:
+    plan = make_plan(request(), tmp_path)
+    settings = engine_settings(plan, plan.models[0], 1)
+    assert settings["disable_cuda_graph"] is True
+    on_gpu = dataclasses.replace(plan, device="cuda")
+    settings = engine_settings(on_gpu, on_gpu.models[0], 1)
+    assert "disable_cuda_graph" not in settings
+    assert (settings["cuda_graph_max_bs_decode"], settings["disable_prefill_cuda_graph"]) == (34, True)
+    assert settings["attention_backend"] == "fa3"
+
+
 def test_the_small_matrix_is_the_18_layouts_of_two_rollout_tps() -> None:
     layouts = matrix_layouts("small", "zigzag")
     train = ["TP1", "TP2", "TP4", "PP2", "CP2", "DP2", "TP2xPP2", "TP2xCP2", "PP2xCP2"]

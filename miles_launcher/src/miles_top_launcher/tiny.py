@@ -160,4 +160,8 @@ def weights(model: TinyModel) -> dict[str, torch.Tensor]:
     if model.trained:
         # Outlier channels dominate the final norm, so the head's scale is what makes some tokens near certain.
         tensors["model.norm.weight"] *= 12.0 / math.sqrt(hidden)
-    return {name: value.to("cpu", torch.bfloat16).contiguous() for name, value in tensors.items()}
+    drawn = {name: value.to("cpu", torch.bfloat16).contiguous() for name, value in tensors.items()}
+    del tensors
+    if device == "cuda":
+        torch.cuda.empty_cache()  # the engines need the memory that this process would keep
+    return drawn

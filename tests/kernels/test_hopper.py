@@ -1,0 +1,213 @@
+"""The Triton kernels of the set `hopper` on a machine without a GPU: compiled for it, and run by Triton's interpreter.
+
+The interpreter keeps every sum's written order and rounds fp32 as a GPU does (bfloat16 it truncates, so it is not used
+here). Bits on a GPU are the subject of ``tests/gpu``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from contract_schema.kernels.hopper import launch, linear, logprob, norm, rope, sample, swiglu
+from contract_schema.kernels.kernel_set import KernelSetError
+
+REPOSITORY = Path(__file__).parents[2]
+HOPPER = GPUTarget("cuda", 90, 32)
+BF16, FP32, INT = "*bf16", "*fp32", "i32"
+
+
+def compiled(kernel: Any, types: dict[str, str], constants: dict[str, Any], warps: int, stages: int = 3) -> Any:
+    """``kernel`` as the engines compile it: 16-byte aligned pointers, no scalar specialised, no product contracted."""
+    names = kernel.arg_names
+    signature = {name: "constexpr" if name in constants else types[name] for name in names}
+    aligned = {
+        (at,): [["tt.divisibility", 16]] for at, name in enumerate(names) if types.get(name, "").startswith("*")
+    }
+    source = ASTSource(kernel, signature, {(names.index(name),): value for name, value in constants.items()}, aligned)
+    options = {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": False}
+    return triton.compile(source, target=HOPPER, options=options)
+
+
+def test_the_row_parallel_product_uses_one_tensor_core_instruction_and_spills_nothing():
+    """Other rows of one instruction (64) and another K (16) would be another order of sums inside a tensor core."""
+    for form in (linear._FEW, linear._MANY):
+        for each in {1, form.each}:
+            shapes = {"a": (form.rows, 64), "b": (form.columns, 64)}
+            descriptors = {name: f"tensordesc<bf16[{rows}, {k}]>" for name, (rows, k) in shapes.items()}
+            found = compiled(
+                linear.parts_kernel,
+                descriptors | {"parts": FP32, "m": INT, "eighths": INT, "steps": INT},
+                {"EACH": each, "BM": form.rows, "BN": form.columns, "BK": 64, "GROUP": 8},
+                form.warps,
+                form.stages,
+            )
+            used = set(re.findall(r"\b(?:wgmma\.mma_async|mma\.sync)[\w.:]*", found.asm["ptx"]))
+            assert used == {f"wgmma.mma_async.sync.aligned.m64n{form.columns}k16.f32.bf16.bf16"}
+            assert not re.search(r"\.local\b", found.asm["ptx"])
+
+
+@pytest.mark.parametrize("width", sorted(norm._BLOCKS))
+def test_no_product_and_sum_are_contracted(width: int):
+    """Contracted in one variant and not in another, they would be two results: none is, but in division and root."""
+    rows, warps = norm._BLOCKS[width]
+    constants = {"ROWS": rows, "BLOCK": width, "LEVELS": width.bit_length() - 1}
+    types = {"s": FP32, "weight": BF16, "out": BF16, "rows": INT, "eighths": INT, "eps": "fp32"}
+    ptx = compiled(norm.rms_norm_kernel, types, constants, warps).asm["ptx"]
+    assert "fma" not in ptx
+    assert "div.rn.f32" in ptx and "sqrt.rn.f32" in ptx
+    assert ".approx" not in ptx
+
+
+def test_a_digest_is_of_the_code_and_nothing_else():
+    def of(block: int, text: str = "") -> str:
+        types = {"gate_up": BF16, "out": BF16, "eighths": INT}
+        cubin = compiled(swiglu.swiglu_kernel, types, {"BLOCK": block}, 4).asm["cubin"]
+        return launch.code_digest(cubin + text.encode())
+
+    assert of(1024) == of(1024) == of(1024, "appended, in no section")
+    assert of(1024) != of(512)
+    with pytest.raises(KernelSetError, match="no 64-bit ELF object"):
+        launch.code_digest(b"PTX")
+
+
+def test_other_kernels_compile_for_the_gpu():
+    pairs = {"top": FP32, "total": FP32}
+    compiled(
+        rope.rope_kernel,
+        {"x": BF16, "positions": "*i64", "table": FP32, "out": BF16, "heads": INT},
+        {"HEADS": 8, "HALF": 64},
+        4,
+    )
+    for logits in (BF16, FP32):
+        compiled(
+            logprob.segment_kernel,
+            {"logits": logits, "temperature": FP32, **pairs, "stride": INT, "width": INT, "real": INT},
+            {"HAS_TEMPERATURE": True, "ALIGN": 8, "LANES": 1024, "LEVELS": 10},
+            4,
+        )
+    row = {"row_top": FP32, "row_total": FP32, "rows": INT}
+    compiled(logprob.combine_kernel, pairs | row, {"ROWS": 32, "SEGMENTS": 8, "LEVELS": 3}, 1)
+    integers = {"seeds": "*i64", "positions": "*i64", "greedy": "*i1", "chosen": "*i32", "stride": INT, "columns": INT}
+    compiled(
+        sample.sample_kernel,
+        {"logits": FP32, "temperature": FP32, "best": "*fp64", **integers},
+        {"BLOCK": 1024},
+        4,
+    )
+
+
+INTERPRETED = """
+import json, sys
+import torch, triton, triton.language as tl
+from contract_schema.kernels.cpu import kernels
+from contract_schema.kernels.cpu.sample import murmur_hash
+from contract_schema.kernels.hopper import launch, logprob, norm, sample
+from contract_schema.kernels.hopper.reduce import tree_add
+from contract_schema.kernels.tree import tree_sum
+
+launch._keep = lambda key, found: None  # the interpreter compiles nothing
+cpu = kernels()
+generator = torch.Generator().manual_seed(0)
+found = {}
+
+def random(*shape):
+    return torch.randn(*shape, generator=generator)
+
+@triton.jit
+def sums(x, out, ROWS: tl.constexpr, WIDTH: tl.constexpr, LEVELS: tl.constexpr):
+    at = tl.arange(0, ROWS)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
+    tl.store(out + tl.arange(0, ROWS)[:, None], tree_add(tl.load(x + at), ROWS, WIDTH, LEVELS))
+
+x, out = random(4, 512), torch.empty(4)
+sums[(1,)](x, out, ROWS=4, WIDTH=512, LEVELS=9)
+found["tree"] = torch.equal(out, tree_sum(list(x.unbind(1))))
+found["another order"] = torch.equal(out, x.cumsum(1)[:, -1])
+
+s, weight = random(3, 2560), random(2560)
+ours = norm.rms_norm(s, weight, 1e-6, torch.float32)
+theirs = cpu.rms_norm(s, weight, 1e-6, torch.float32)
+found["norm"] = float((ours - theirs).norm() / theirs.norm())
+
+logits, temperature = random(5, 1088) * 3, torch.tensor([1.0, 0.7, 0.3, 1.0, 1.5])
+logits[3, 500] = float("nan")
+logits[4] = float("-inf")
+for name, divisor in (("plain", None), ("tempered", temperature)):
+    mine = logprob.logprob_combine(*logprob.logprob_segments(logits, 0, 8, 1003, 1088, divisor, 8))
+    theirs = cpu.logprob_combine(*cpu.logprob_segments(logits, 0, 8, 1003, 1088, divisor, 8))
+    found["max " + name] = torch.equal(mine[0].nan_to_num(7.0), theirs[0].nan_to_num(7.0))
+    found["sum " + name] = float((mine[1] / theirs[1] - 1)[:3].abs().max())
+    found["edges " + name] = [str(float(v)) for v in (mine[0][3], mine[1][3], mine[0][4], mine[1][4])]
+    shards = [logprob.logprob_segments(logits[:, i * 272:(i + 1) * 272].clone(), 2 * i, 2, 1003, 1088, divisor, 8)
+              for i in range(4)]
+    joined = logprob.logprob_combine(*(torch.cat(pair, 1) for pair in zip(*shards)))
+    found["shards " + name] = all(torch.equal(a[:3], b[:3]) for a, b in zip(joined, mine))
+
+columns = torch.arange(3000)
+found["hash"] = torch.equal(sample.murmur_hash(2**40 + 7, 12345, columns), murmur_hash(2**40 + 7, 12345, columns))
+z, seeds = random(6, 5003) * 2, torch.arange(6) * 2**33 + 5
+how = (torch.full((6,), 0.8), seeds, seeds + 3, torch.tensor([False, True] * 3))
+found["tokens"] = torch.equal(sample.sample(z, *how), cpu.sample(z, *how))
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def interpreted() -> dict[str, Any]:
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(REPOSITORY), "PYTHONWARNINGS": "ignore"}
+    done = subprocess.run(
+        [sys.executable, "-c", INTERPRETED], env=environment, capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_a_sum_is_the_tree_of_adjacent_pairs(interpreted):
+    assert interpreted["tree"] is True
+    assert interpreted["another order"] is False
+
+
+def test_the_kernels_compute_what_the_cpu_set_does(interpreted):
+    assert interpreted["norm"] < 1e-6
+    for name in ("plain", "tempered"):
+        assert interpreted[f"max {name}"] is True
+        assert interpreted[f"sum {name}"] < 1e-6
+        assert interpreted[f"shards {name}"] is True
+        assert interpreted[f"edges {name}"] == ["nan", "nan", "-inf", "0.0"]
+
+
+def test_noise_and_tokens_are_those_of_the_cpu_set(interpreted):
+    assert interpreted["hash"] is True
+    assert interpreted["tokens"] is True
+
+
+def test_bad_shapes_are_refused_by_name():
+    half = torch.zeros(4, 64, dtype=torch.bfloat16)
+    for call, message in (
+        (lambda: linear.linear_segmented(half, torch.zeros(8, 64, dtype=torch.bfloat16), 8), "K = 64 in 8"),
+        (lambda: linear.linear(half, torch.zeros(8, 32, dtype=torch.bfloat16)), "linear needs"),
+        (lambda: linear.linear(half.float(), torch.zeros(8, 64)), "bfloat16"),
+        (lambda: norm.rms_norm(half, torch.zeros(32), 1e-6, torch.bfloat16), "rms_norm needs weight"),
+        (lambda: norm.rms_norm(half[:, :7], torch.zeros(7), 1e-6, torch.bfloat16), "a multiple of 8, got 7"),
+        (lambda: norm.add_rms_norm(half, half[:2], torch.zeros(64), 1e-6), "add_rms_norm needs"),
+        (lambda: rope.rope(half[:, None], torch.arange(4), torch.zeros(9, 64)), "rope needs"),
+        (lambda: swiglu.swiglu(half[:, :24]), "twice a multiple of 8"),
+        (lambda: logprob.logprob_segments(half, 0, 8, 70, 128, None, 8), "need 70 columns"),
+        (lambda: logprob.logprob_segments(half, 0, 8, 60, 72, None, 8), "must be a multiple of 64"),
+        (lambda: logprob.logprob_combine(half.float(), half.float()), r"equal \[T, 8\]"),
+        (lambda: sample.sample(half, torch.ones(3), *(torch.zeros(4),) * 3), "for each of 4 rows"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()
