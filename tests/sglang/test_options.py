@@ -181,7 +181,13 @@ def test_every_field_set_by_the_contract_is_refused_at_another_value(
         "page_size": 16,
     }
     # At its default, a field takes the contract's value.
-    takes = {"sampling_defaults", "enable_deterministic_inference", "disable_cuda_graph", "disable_custom_all_reduce"}
+    takes = {
+        "sampling_defaults",
+        "enable_deterministic_inference",
+        "disable_cuda_graph",
+        "disable_custom_all_reduce",
+        "disable_prefill_cuda_graph",
+    }
     fields = {field for group in table.set_by_contract for field in group.fields}
     assert fields == set(others) | takes
     given = {"model_path": str(tied_model), "device": "cpu", "true_on_policy_contract": CONTRACT}

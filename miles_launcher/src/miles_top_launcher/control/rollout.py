@@ -13,11 +13,10 @@ from ..plan import LaunchPlan
 from ..processes import Worker
 from ..rollout import SAMPLE_SECONDS, START_SECONDS, run_settings, sample_command
 from ..samples import Samples, read_samples
+from .sglang_shim import CONTROL_DEVICE
 
 # Any value that names no plugin keeps all of them out of every process of the engine.
 NO_PLUGIN = "none"
-# Tells every process of the engine whether it needs the shim.
-CONTROL_DEVICE = "MILES_TOP_CONTROL_DEVICE"
 
 
 class StockRolloutEngine:

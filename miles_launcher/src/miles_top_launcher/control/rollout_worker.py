@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..workers.rollout import EngineHost, host_engine
-from .sglang_shim import install
+from .sglang_shim import CONTROL_DEVICE, install
 
 # At import, because the engine spawns its processes and each imports this module again before it starts.
-if os.environ.get("MILES_TOP_CONTROL_DEVICE", "cpu") == "cpu":
+if os.environ[CONTROL_DEVICE] == "cpu":
     install()
 
 

@@ -10,6 +10,9 @@ from __future__ import annotations
 
 from typing import Any
 
+#: Tells every process of the engine where it runs: on a GPU it needs no shim.
+CONTROL_DEVICE = "MILES_TOP_CONTROL_DEVICE"
+
 
 def install() -> None:
     """Set both switches in this process; every process of the control's engine imports the module that calls this."""
