@@ -21,8 +21,8 @@ from miles_top_launcher.diff.dump import read_dump
 from miles_top_launcher.diff.finding import find
 from miles_top_launcher.diff.index import Recorded, write_index
 from miles_top_launcher.plan import VerifyRequest, make_plan
+from miles_top_launcher.random_model import build
 from miles_top_launcher.rollout import RolloutEngine
-from miles_top_launcher.tiny import build
 from miles_top_launcher.trainer import TrainerPool
 
 LIMIT = 4 * 2**30
@@ -45,7 +45,7 @@ def main() -> None:
         workspace = Path(name)
         plan = make_plan(VerifyRequest(num_prompts=options.prompts, max_new_tokens=options.max_new_tokens), workspace)
         (model,), (layout,) = plan.models, plan.layouts
-        build(plan.tiny[0], model.path)
+        build(plan.to_build[0], model.path)
         folders = [(workspace / f"rollout{i}", workspace / f"trainer{i}") for i in range(options.repeat)]
         for pair in folders:
             for folder in pair:

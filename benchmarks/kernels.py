@@ -78,10 +78,16 @@ class Machine:
         return max(size / self.bytes_a_second, operations / self.operations_a_second) * 1e6
 
 
+def same_bits(left: Tensor, right: Tensor) -> bool:
+    """Whether two tensors of one type, bfloat16 or float32, are the same bit by bit."""
+    view = torch.int16 if left.dtype is torch.bfloat16 else torch.int32
+    return torch.equal(left.contiguous().view(view), right.contiguous().view(view))
+
+
 def alone(operation: Callable[[Tensor], Tensor], x: Tensor) -> bool:
     """Whether the first row, and the last, come out the same from a call of their own."""
     whole = operation(x)
-    return all(torch.equal(operation(x[cut])[0], whole[cut][0]) for cut in (slice(0, 1), slice(x.shape[0] - 1, None)))
+    return all(same_bits(operation(x[cut])[0], whole[cut][0]) for cut in (slice(0, 1), slice(x.shape[0] - 1, None)))
 
 
 def products(kernels: Any, machine: Machine) -> Iterator[Result]:
@@ -145,7 +151,7 @@ def elementwise(kernels: Any, machine: Machine) -> Iterator[Result]:
             microseconds(lambda: sgl_kernel.fused_add_rmsnorm(own, own_residual, weight, 1e-6)),  # noqa: B023
             machine.floor(8 * x.numel()),
             all(
-                torch.equal(
+                same_bits(
                     kernels.add_rms_norm(x[cut], residual[cut], weight, 1e-6)[0],
                     kernels.add_rms_norm(x, residual, weight, 1e-6)[0][cut],
                 )
@@ -182,8 +188,8 @@ def logprobs(kernels: Any, machine: Machine) -> Iterator[Result]:
 
         times = microseconds(lambda: ours(logits)), microseconds(lambda: theirs(logits))  # noqa: B023
         same = (
-            torch.equal(ours(logits[:1], targets[:1])[0], ours(logits)[0]),
-            torch.equal(theirs(logits[:1], targets[:1])[0], theirs(logits)[0]),
+            same_bits(ours(logits[:1], targets[:1])[0], ours(logits)[0]),
+            same_bits(theirs(logits[:1], targets[:1])[0], theirs(logits)[0]),
         )
         yield Result(
             "log-prob of a token",
@@ -234,7 +240,7 @@ def attention(kernels: Any, machine: Machine) -> Iterator[Result]:
 
         q = random(batch, 32, 128)
         times = [microseconds(lambda splits=splits: decode(q, splits)) for splits in (1, 0)]  # noqa: B023
-        same = [torch.equal(decode(q[:1], splits)[0], decode(q, splits)[0]) for splits in (1, 0)]
+        same = [same_bits(decode(q[:1], splits)[0], decode(q, splits)[0]) for splits in (1, 0)]
         floor = machine.floor(2 * 2 * batch * length * 8 * 128)
         yield Result(f"4B decode over {length}", batch, times[0], "FA3, own splits", times[1], floor, *same)
 

@@ -17,14 +17,14 @@ from miles_top_launcher._contract.schema.profile import ModelShape
 from miles_top_launcher._contract.schema.weights import hf_weight_names, weight_parts
 from miles_top_launcher.model_folder import check_shape_for, check_weights, pick_contract, read_folder
 from miles_top_launcher.prompts import check_lengths, read_prompts
+from miles_top_launcher.random_model import RandomModel
 from miles_top_launcher.report_file import clear_report
-from miles_top_launcher.tiny import TinyModel
 from tests.fuzz.drawn import changed_bytes, changed_json, json_bytes, json_files, odd_values
 from tests.fuzz.examples import fuzzed, refused_or
 from tests.fuzz.files import LARGE, ODD_FILES, file_or_odd, fill, paths, put, spoiled
 from tests.launcher.examples import CONTRACT
 
-CONFIG = TinyModel().config()
+CONFIG = RandomModel().config()
 LINES: tuple[dict[str, Any], ...] = (
     {"input_ids": [1, 2, 3]},
     {"input_ids": [1002], "note": "kept out"},

@@ -20,8 +20,8 @@ from miles_top_launcher._contract.schema.options import check_options, option_ta
 from miles_top_launcher._contract.schema.profile import ModelShape, check_kernel_set
 from miles_top_launcher._contract.schema.registry import load_contract
 from miles_top_launcher._contract.schema.temperature import check_temperature
+from miles_top_launcher.random_model import RandomModel
 from miles_top_launcher.receipts import check_handshake, read_receipts
-from miles_top_launcher.tiny import TinyModel
 from tests.fuzz.drawn import changed_json, json_bytes, json_files, odd_values, scalars
 from tests.fuzz.examples import fuzzed, refused_or
 from tests.fuzz.files import ODD_FILES, file_or_odd, put
@@ -38,7 +38,7 @@ def _use(contract: TrueOnPolicyContract) -> None:
     assert TrueOnPolicyContract.from_json(contract.canonical_json()) == contract
     assert len(contract_digest(contract)) == 64
     kernel_set = contract.kernel_set_for("cpu")
-    shape = ModelShape.from_config(TinyModel().config(), contract)
+    shape = ModelShape.from_config(RandomModel().config(), contract)
     check_kernel_set(shape, contract, kernel_set)
     for tp in (1, 3, 4):
         check_layout(Layout(rollout=RolloutLayout(tp=tp)), shape, contract)
@@ -83,7 +83,7 @@ def test_a_contracts_name_is_known_or_refused(name: str) -> None:
 
 
 @fuzzed(100)
-@given(config=changed_json(TinyModel().config()))
+@given(config=changed_json(RandomModel().config()))
 def test_a_models_config_is_covered_or_refused(config: Any) -> None:
     if isinstance(config, dict):
         refused_or(lambda: ModelShape.from_config(config, CONTRACT))
@@ -92,7 +92,7 @@ def test_a_models_config_is_covered_or_refused(config: Any) -> None:
 @fuzzed(100)
 @given(sizes=st.lists(SIZES, min_size=5, max_size=5), cut=st.sampled_from(["zigzag", "contiguous"]))
 def test_a_layout_fits_or_is_refused(sizes: list[int], cut: Any) -> None:
-    shape = ModelShape.from_config(TinyModel().config(), CONTRACT)
+    shape = ModelShape.from_config(RandomModel().config(), CONTRACT)
     train = TrainLayout(tp=sizes[1], pp=sizes[2], cp=sizes[3], dp=sizes[4], cp_layout=cut)
     layout = Layout(rollout=RolloutLayout(tp=sizes[0]), train=train)
     found = refused_or(lambda: check_layout(layout, shape, CONTRACT))

@@ -19,7 +19,6 @@ from miles_top_launcher.plan import LaunchPlan, VerifyRequest, make_plan
 from miles_top_launcher.prompts import draw_prompts
 from miles_top_launcher.rounds import Rounds
 from miles_top_launcher.samples import Batch, BatchSamples
-from miles_top_launcher.tiny import build
 from miles_top_launcher.weight_update import WeightTransfer
 
 
@@ -49,7 +48,7 @@ def plan_of(model: str, sizes: Sizes, workspace: Path) -> LaunchPlan:
         sglang=("chunked_prefill_size=2048",),
     )
     plan = make_plan(request, workspace)
-    build(plan.tiny[0], plan.models[0].path)
+    plan.build_models()
     return plan
 
 

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
-
-def _lack() -> str | None:
-    if not torch.cuda.is_available():
-        return "torch finds no GPU here"
-    if torch.cuda.get_device_capability() != (9, 0):
-        return f"{torch.cuda.get_device_name()} is no Hopper GPU"
-    return None
+from contract_schema.kernels.kernel_set import KernelSetError, require_kernel_set
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    lack = _lack()
+    lack = None
+    try:
+        require_kernel_set("hopper")
+    except KernelSetError as error:
+        lack = str(error)
     for item in items:
         if "tests/gpu" in item.path.as_posix():
             item.add_marker(pytest.mark.gpu)

@@ -15,10 +15,10 @@ from miles_top_launcher._contract.schema.points import Point, contract_points, h
 from miles_top_launcher._contract.schema.profile import ModelShape
 from miles_top_launcher._contract.schema.registry import load_contract
 from miles_top_launcher.diff.index import Recorded, write_index
-from miles_top_launcher.tiny import TinyModel
+from miles_top_launcher.random_model import RandomModel
 
 CONTRACT = load_contract("qwen3_dense_true_on_policy_v1")
-SHAPE = ModelShape.from_config(TinyModel(num_hidden_layers=1, vocab_size=65).config(), CONTRACT)
+SHAPE = ModelShape.from_config(RandomModel(num_hidden_layers=1, vocab_size=65).config(), CONTRACT)
 PROMPTS = ((5, 6, 7), (8,))
 RESPONSES = ((1, 2), (3, 4, 5))
 LOGPROBS = ((-0.5, -1.25), (-2.0, -0.125, -3.5))

@@ -17,7 +17,7 @@ from miles_top_launcher._contract.schema.errors import Refusal
 from miles_top_launcher.cli import app
 from miles_top_launcher.exit_codes import REFUSED
 from miles_top_launcher.plan import make_plan
-from miles_top_launcher.tiny import TinyModel, build
+from miles_top_launcher.random_model import RandomModel, build
 from tests.launcher.examples import request, write_lines
 
 FLAGS = {
@@ -198,7 +198,7 @@ FOLDERS: dict[str, tuple[Callable[[Path], object], str]] = {
 @pytest.mark.parametrize("name", FOLDERS)
 def test_a_wrong_model_folder_is_refused(name: str, tmp_path: Path) -> None:
     spoil, expected = FOLDERS[name]
-    folder = build(TinyModel(), tmp_path / "model")
+    folder = build(RandomModel(), tmp_path / "model")
     spoil(folder)
     with pytest.raises(Refusal) as refused:
         make_plan(request(model=str(folder)), tmp_path)
@@ -206,7 +206,7 @@ def test_a_wrong_model_folder_is_refused(name: str, tmp_path: Path) -> None:
 
 
 def test_a_wrong_architecture_is_refused_under_a_named_contract(tmp_path: Path) -> None:
-    folder = build(TinyModel(), tmp_path / "model")
+    folder = build(RandomModel(), tmp_path / "model")
     _edit_config(folder, architectures=["LlamaForCausalLM"])
     with pytest.raises(Refusal, match="LlamaForCausalLM"):
         make_plan(request(model=str(folder), contract="qwen3_dense_true_on_policy_v1"), tmp_path)

@@ -10,8 +10,8 @@ import torch
 from miles_top_launcher.control.rollout import stock_settings
 from miles_top_launcher.control.trainer import StockTrainer
 from miles_top_launcher.plan import make_plan
+from miles_top_launcher.random_model import build
 from miles_top_launcher.rollout import engine_settings
-from miles_top_launcher.tiny import build
 from tests.launcher.examples import request
 
 
@@ -21,7 +21,7 @@ def test_stock_megatron_in_float32_gives_the_log_probs_of_hugging_faces_model(tm
     from transformers import AutoModelForCausalLM
 
     plan = make_plan(request(dtype="float32", num_prompts=4, temperature=0.7), tmp_path)
-    folder = build(plan.tiny[0], plan.models[0].path)
+    folder = build(plan.to_build[0], plan.models[0].path)
     responses = [[7, 300, 1002, 5], [0, 1], [9] * 20, [41]]
     with StockTrainer(plan, tmp_path / "log") as trainer:
         trainer.start()

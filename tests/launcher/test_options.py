@@ -21,8 +21,8 @@ from miles_top_launcher._contract.schema.profile import ModelShape
 from miles_top_launcher.options import TAKEN, EngineOptions, check, parse
 from miles_top_launcher.plan import make_plan
 from miles_top_launcher.problems import BadInput
+from miles_top_launcher.random_model import RandomModel
 from miles_top_launcher.rollout import engine_settings, sample_command
-from miles_top_launcher.tiny import TinyModel
 from tests.launcher.examples import CONTRACT, request
 
 SURFACES: dict[str, tuple[Surface, str, str]] = {
@@ -30,7 +30,7 @@ SURFACES: dict[str, tuple[Surface, str, str]] = {
     "--sampling": ("sglang.sampling_params", "sglang", "sampling"),
     "--megatron": ("megatron.transformer_config", "megatron-core", "megatron"),
 }
-SHAPE = ModelShape.from_config(TinyModel().config(), CONTRACT)
+SHAPE = ModelShape.from_config(RandomModel().config(), CONTRACT)
 
 
 def hold(flag: str, *given: str) -> None:

@@ -84,9 +84,9 @@ def test_text_and_chats_are_tokenized_by_the_model_folders_own_tokenizer(tmp_pat
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    from miles_top_launcher.tiny import TinyModel, build
+    from miles_top_launcher.random_model import RandomModel, build
 
-    folder = build(TinyModel(), tmp_path / "model")
+    folder = build(RandomModel(), tmp_path / "model")
     backend = Tokenizer(models.WordLevel({"hello": 3, "world": 4, "user": 5, "?": 0}, unk_token="?"))
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="?")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from miles_top_launcher.tiny import TinyModel, build
+from miles_top_launcher.random_model import RandomModel, build
 from tests.megatron.rank_pool import RankPool
 
 
@@ -19,11 +19,11 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankPool]:
 
 
 @pytest.fixture(scope="session")
-def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[TinyModel], str]:
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[RandomModel], str]:
     """The folder of a tiny model, written on first use."""
-    written: dict[TinyModel, Path] = {}
+    written: dict[RandomModel, Path] = {}
 
-    def folder(spec: TinyModel) -> str:
+    def folder(spec: RandomModel) -> str:
         if spec not in written:
             written[spec] = build(spec, tmp_path_factory.mktemp("model"))
         return str(written[spec])

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from miles_top_launcher.tiny import TinyModel
+from miles_top_launcher.random_model import RandomModel
 
 #: Untied, with weights at initial scale.
-FRESH = TinyModel(tied=False, trained=False)
+FRESH = RandomModel(tied=False, trained=False)
 
 
 def prompts(vocab_size: int, lengths: list[tuple[int, int]], seed: int = 11) -> list[tuple[list[int], list[int]]]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from miles_top_launcher.tiny import TinyModel
+from miles_top_launcher.random_model import RandomModel
 from tests.megatron.gradients import distance, merged
 from tests.megatron.layouts import Layout, world_size
 from tests.megatron.rank_pool import RankPool
@@ -27,7 +27,7 @@ SAMPLES = prompts(1003, [(5, 40), (17, 30), (33, 60)])
     ],
 )
 def test_faults_of_the_forward_move_bits(
-    fault: str, layout: Layout, ranks: RankPool, model_folder: Callable[[TinyModel], str]
+    fault: str, layout: Layout, ranks: RankPool, model_folder: Callable[[RandomModel], str]
 ) -> None:
     model = model_folder(FRESH)
     exact = ranks.run("score", 1, model, {}, SAMPLES, [(1.0, None)])[0][0]
@@ -40,7 +40,7 @@ def test_faults_of_the_forward_move_bits(
     ("fault", "layout"), [("vocabulary gradient times ranks", {"tp": 2}), ("loss times cp", {"cp": 2})]
 )
 def test_faults_of_the_backward_move_gradients(
-    fault: str, layout: Layout, ranks: RankPool, model_folder: Callable[[TinyModel], str]
+    fault: str, layout: Layout, ranks: RankPool, model_folder: Callable[[RandomModel], str]
 ) -> None:
     model = model_folder(FRESH)
     exact = merged([ranks.run("gradients", 1, model, {}, SAMPLES, "float32")[0][1]])
@@ -49,7 +49,7 @@ def test_faults_of_the_backward_move_gradients(
 
 
 def test_a_tensor_parallel_rank_that_disagrees_is_named(
-    ranks: RankPool, model_folder: Callable[[TinyModel], str]
+    ranks: RankPool, model_folder: Callable[[RandomModel], str]
 ) -> None:
     fault = "one rank computes something else"
     with pytest.raises(RuntimeError, match="tensor-parallel rank 1 computed other log-probs than rank 0"):

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from miles_top_launcher.tiny import TinyModel
+from miles_top_launcher.random_model import RandomModel
 from tests.megatron.gradients import Arrays, distance, merged, total_norm
 from tests.megatron.layouts import LAYOUTS, Layout, world_size
 from tests.megatron.rank_pool import RankPool
@@ -29,7 +29,7 @@ Run = Callable[..., tuple[float, Arrays]]
 
 
 @pytest.fixture(scope="module")
-def run(ranks: RankPool, model_folder: Callable[[TinyModel], str]) -> Run:
+def run(ranks: RankPool, model_folder: Callable[[RandomModel], str]) -> Run:
     known: dict[str, tuple[float, Arrays]] = {}
 
     def gradients(layout: Layout, tied: bool, dtype: str, distributed: bool = False) -> tuple[float, Arrays]:
@@ -38,7 +38,7 @@ def run(ranks: RankPool, model_folder: Callable[[TinyModel], str]) -> Run:
             parts = ranks.run(
                 "gradients",
                 world_size(layout),
-                model_folder(TinyModel(tied=tied, trained=False)),
+                model_folder(RandomModel(tied=tied, trained=False)),
                 layout,
                 SAMPLES,
                 dtype,
@@ -68,9 +68,9 @@ def reference(folder: str) -> tuple[float, Arrays]:
 
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 def test_one_process_agrees_with_an_independent_float64_model(
-    tied: bool, run: Run, ranks: RankPool, model_folder: Callable[[TinyModel], str]
+    tied: bool, run: Run, ranks: RankPool, model_folder: Callable[[RandomModel], str]
 ) -> None:
-    folder = model_folder(TinyModel(tied=tied, trained=False))
+    folder = model_folder(RandomModel(tied=tied, trained=False))
     loss, expected = reference(folder)
     ours_loss, ours = run({}, tied, "float32")
     assert abs(ours_loss - loss) < 1e-6 * max(1.0, abs(loss))
@@ -111,7 +111,7 @@ def test_pipeline_stages_change_neither_loss_nor_gradients(run: Run) -> None:
         assert all(np.array_equal(ours[name], expected[name]) for name in expected)
 
 
-def test_gradients_repeat_bit_by_bit(ranks: RankPool, model_folder: Callable[[TinyModel], str], run: Run) -> None:
+def test_gradients_repeat_bit_by_bit(ranks: RankPool, model_folder: Callable[[RandomModel], str], run: Run) -> None:
     _, first = run({"tp": 2, "cp": 2}, False, "bfloat16")
     again = ranks.run("gradients", 4, model_folder(FRESH), {"tp": 2, "cp": 2}, SAMPLES, "bfloat16", 0.7, WEIGHTS, 60)
     second = merged([part[1] for part in again])

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from miles_top_launcher.tiny import TinyModel
+from miles_top_launcher.random_model import RandomModel
 from tests.megatron.rank_pool import RankPool
 from tests.megatron.samples import FRESH, prompts
 from tests.megatron.test_layout_parity import bits
@@ -16,7 +16,9 @@ pytestmark = pytest.mark.distributed
 SAMPLES = prompts(1003, [(5, 9), (17, 30)])
 
 
-def test_the_model_provider_gives_the_trainers_bits(ranks: RankPool, model_folder: Callable[[TinyModel], str]) -> None:
+def test_the_model_provider_gives_the_trainers_bits(
+    ranks: RankPool, model_folder: Callable[[RandomModel], str]
+) -> None:
     """Also where the host derived ``pipeline_dtype`` from the parameters, as hosts do."""
     model = model_folder(FRESH)
     (scores,) = ranks.run("score", 1, model, {}, SAMPLES, [(1.0, None)])
@@ -24,16 +26,18 @@ def test_the_model_provider_gives_the_trainers_bits(ranks: RankPool, model_folde
     assert bits(ranks.run("hosted", 1, model, SAMPLES)[0]) == bits(expected)
 
 
-def test_the_spec_puts_the_layers_into_a_stock_model(ranks: RankPool, model_folder: Callable[[TinyModel], str]) -> None:
+def test_the_spec_puts_the_layers_into_a_stock_model(
+    ranks: RankPool, model_folder: Callable[[RandomModel], str]
+) -> None:
     """The stock head rounds in another order, so only closeness is claimed through this door."""
     ((ours, around),) = ranks.run("layers_in_a_stock_model", 1, model_folder(FRESH), SAMPLES)
     assert around == pytest.approx(ours, abs=0.05)
 
 
 def test_parameter_names_are_those_that_converters_know(
-    ranks: RankPool, model_folder: Callable[[TinyModel], str]
+    ranks: RankPool, model_folder: Callable[[RandomModel], str]
 ) -> None:
-    model = model_folder(TinyModel(tied=False, trained=False, num_hidden_layers=1))
+    model = model_folder(RandomModel(tied=False, trained=False, num_hidden_layers=1))
     names = set(ranks.run("parameter_names", 1, model, {})[0])
     assert names == {
         "embedding.word_embeddings.weight",

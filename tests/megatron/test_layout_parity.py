@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from miles_top_launcher.tiny import TinyModel
+from miles_top_launcher.random_model import RandomModel
 from tests.megatron.layouts import LAYOUTS, SINGLE, Layout, world_size
 from tests.megatron.rank_pool import RankPool
 from tests.megatron.samples import prompts
@@ -23,10 +23,10 @@ from tests.megatron.samples import prompts
 pytestmark = pytest.mark.distributed
 
 MODELS = {
-    "untied": TinyModel(tied=False, trained=False),
-    "tied": TinyModel(trained=False),
-    "untied-trained": TinyModel(tied=False),
-    "tied-trained": TinyModel(),
+    "untied": RandomModel(tied=False, trained=False),
+    "tied": RandomModel(trained=False),
+    "untied-trained": RandomModel(tied=False),
+    "tied-trained": RandomModel(),
 }
 SAMPLES = prompts(1003, [(5, 40), (17, 130), (1, 3), (133, 171), (64, 64), (2, 90)])
 OPTIONS = [(1.0, 200), (0.7, None)]
@@ -38,7 +38,7 @@ def bits(scores: Any) -> Any:
 
 
 @pytest.fixture(scope="module")
-def single(ranks: RankPool, model_folder: Callable[[TinyModel], str]) -> Callable[[str], Any]:
+def single(ranks: RankPool, model_folder: Callable[[RandomModel], str]) -> Callable[[str], Any]:
     known: dict[str, Any] = {}
 
     def scores(model: str) -> Any:
@@ -52,7 +52,11 @@ def single(ranks: RankPool, model_folder: Callable[[TinyModel], str]) -> Callabl
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS.keys())
 def test_every_layout_gives_the_bits_of_one_process(
-    layout: Layout, model: str, ranks: RankPool, model_folder: Callable[[TinyModel], str], single: Callable[[str], Any]
+    layout: Layout,
+    model: str,
+    ranks: RankPool,
+    model_folder: Callable[[RandomModel], str],
+    single: Callable[[str], Any],
 ) -> None:
     expected = bits(single(model))
     for scores in ranks.run("score", world_size(layout), model_folder(MODELS[model]), layout, SAMPLES, OPTIONS):
@@ -71,19 +75,19 @@ def test_two_models_differ(single: Callable[[str], Any]) -> None:
 
 
 @pytest.mark.parametrize("layout", [LAYOUTS[name] for name in ("tp2", "pp2", "cp2", "dp2")], ids=str)
-def test_float32_mode_is_exact_too(layout: Layout, ranks: RankPool, model_folder: Callable[[TinyModel], str]) -> None:
+def test_float32_mode_is_exact_too(layout: Layout, ranks: RankPool, model_folder: Callable[[RandomModel], str]) -> None:
     model = model_folder(MODELS["untied"])
     one = ranks.run("score", 1, model, SINGLE, SAMPLES, OPTIONS, "float32")[0]
     assert bits(ranks.run("score", 2, model, layout, SAMPLES, OPTIONS, "float32")[0]) == bits(one)
 
 
-def test_more_ranks_than_sequences(ranks: RankPool, model_folder: Callable[[TinyModel], str]) -> None:
+def test_more_ranks_than_sequences(ranks: RankPool, model_folder: Callable[[RandomModel], str]) -> None:
     model = model_folder(MODELS["untied"])
     one = ranks.run("score", 1, model, SINGLE, SAMPLES[:1], OPTIONS)[0]
     assert bits(ranks.run("score", 2, model, {"dp": 2}, SAMPLES[:1], OPTIONS)[1]) == bits(one)
 
 
 def test_a_closed_trainer_leaves_the_process_as_it_was(
-    ranks: RankPool, model_folder: Callable[[TinyModel], str]
+    ranks: RankPool, model_folder: Callable[[RandomModel], str]
 ) -> None:
     assert ranks.run("after_close", 2, model_folder(MODELS["untied"]), {"tp": 2}) == [True, True]

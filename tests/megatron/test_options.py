@@ -18,7 +18,7 @@ import pytest
 
 from contract_schema.schema.options import Surface, option_table, refused_fields
 from miles_top_launcher.options import TAKEN
-from miles_top_launcher.tiny import TinyModel
+from miles_top_launcher.random_model import RandomModel
 from tests.megatron.gradients import merged
 from tests.megatron.rank_pool import RankPool
 from tests.megatron.samples import FRESH, prompts
@@ -92,7 +92,7 @@ NEUTRAL: dict[str, Any] = {
 
 
 def test_every_refused_field_is_refused_at_every_door(
-    ranks: RankPool, model_folder: Callable[[TinyModel], str]
+    ranks: RankPool, model_folder: Callable[[RandomModel], str]
 ) -> None:
     (found,) = ranks.run("option_refusals", 1, model_folder(FRESH))
     assert tuple(found) == refused_fields(SURFACE, VERSION)
@@ -108,7 +108,7 @@ def test_every_refused_field_is_refused_at_every_door(
 
 
 def test_a_field_of_tomorrow_is_refused_and_its_default_is_not(
-    ranks: RankPool, model_folder: Callable[[TinyModel], str]
+    ranks: RankPool, model_folder: Callable[[RandomModel], str]
 ) -> None:
     (found,) = ranks.run("option_of_tomorrow", 1, model_folder(FRESH))
     refusal = f"OptionRefused: {SURFACE} a_field_of_tomorrow=4: not classed for version {VERSION}; allowed"
@@ -118,7 +118,7 @@ def test_a_field_of_tomorrow_is_refused_and_its_default_is_not(
 
 
 def test_what_the_trainer_sets_is_refused_at_another_value_and_the_launcher_knows_it(
-    ranks: RankPool, model_folder: Callable[[TinyModel], str]
+    ranks: RankPool, model_folder: Callable[[RandomModel], str]
 ) -> None:
     (found,) = ranks.run("set_by_the_trainer", 1, model_folder(FRESH))
     assert set(found) <= set(TAKEN["--megatron"])
@@ -127,7 +127,7 @@ def test_what_the_trainer_sets_is_refused_at_another_value_and_the_launcher_know
         assert "the trainer sets it to" in line
 
 
-def test_options_that_would_have_changed_the_bits(ranks: RankPool, model_folder: Callable[[TinyModel], str]) -> None:
+def test_options_that_would_have_changed_the_bits(ranks: RankPool, model_folder: Callable[[RandomModel], str]) -> None:
     (found,) = ranks.run("stock_differences", 1, model_folder(FRESH), SAMPLES, DIFFERENCES)
     assert found == dict.fromkeys(DIFFERENCES, "differs")
 
@@ -143,10 +143,10 @@ def test_every_refused_field_is_shown_to_differ_or_said_why_not() -> None:
 
 @pytest.mark.parametrize("layout", [{}, {"pp": 2}, {"tp": 2}], ids=str)
 def test_neutral_options_change_no_bit(
-    layout: dict[str, int], ranks: RankPool, model_folder: Callable[[TinyModel], str]
+    layout: dict[str, int], ranks: RankPool, model_folder: Callable[[RandomModel], str]
 ) -> None:
     assert {classed[0] for field in NEUTRAL if (classed := TABLE.class_of(field)) is not None} == {"neutral"}
-    model, world = model_folder(TinyModel(tied=False)), max([1, *layout.values()])
+    model, world = model_folder(RandomModel(tied=False)), max([1, *layout.values()])
     runs = [
         ranks.run("gradients", world, model, layout, SAMPLES, "bfloat16", options=options) for options in ({}, NEUTRAL)
     ]

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from miles_top_launcher.tiny import TinyModel
+from miles_top_launcher.random_model import RandomModel
 from tests.megatron.rank_pool import RankPool
 from tests.megatron.samples import prompts
 from tests.megatron.test_layout_parity import bits
@@ -19,11 +19,11 @@ from tests.megatron.test_layout_parity import bits
 pytestmark = pytest.mark.distributed
 
 SAMPLES = prompts(1003, [(5, 9), (17, 30), (1, 3), (33, 21), (64, 70), (7, 1)])
-MODEL = TinyModel(tied=False)
+MODEL = RandomModel(tied=False)
 
 
 @pytest.fixture
-def model(model_folder: Callable[[TinyModel], str]) -> str:
+def model(model_folder: Callable[[RandomModel], str]) -> str:
     return model_folder(MODEL)
 
 

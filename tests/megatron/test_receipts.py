@@ -15,7 +15,7 @@ from megatron_top_plugin._contract.schema.layout import Layout, TrainLayout
 from megatron_top_plugin._contract.schema.receipt import Receipt, compare_receipts
 from megatron_top_plugin.cpu_support import CpuSupport
 from megatron_top_plugin.receipts import _classes
-from miles_top_launcher.tiny import TinyModel
+from miles_top_launcher.random_model import RandomModel
 from tests.megatron.layouts import LAYOUTS, world_size
 from tests.megatron.rank_pool import RankPool
 from tests.megatron.samples import FRESH
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.distributed
 
 @pytest.mark.parametrize("name", ["tp2", "pp2", "tp2cp2"])
 def test_every_rank_shows_its_receipt_to_all(
-    name: str, ranks: RankPool, model_folder: Callable[[TinyModel], str]
+    name: str, ranks: RankPool, model_folder: Callable[[RandomModel], str]
 ) -> None:
     layout = LAYOUTS[name]
     shown = ranks.run("receipts", world_size(layout), model_folder(FRESH), layout)
@@ -41,7 +41,9 @@ def test_every_rank_shows_its_receipt_to_all(
     assert [line for line in differences if not line.startswith("rollout")] == []
 
 
-def test_head_and_embedding_are_shown_where_they_are(ranks: RankPool, model_folder: Callable[[TinyModel], str]) -> None:
+def test_head_and_embedding_are_shown_where_they_are(
+    ranks: RankPool, model_folder: Callable[[RandomModel], str]
+) -> None:
     first, last = ranks.run("receipts", 2, model_folder(FRESH), {"pp": 2})[0]
     assert "word_embeddings" in first["classes"]
     assert "output_layer" not in first["classes"]
@@ -49,7 +51,7 @@ def test_head_and_embedding_are_shown_where_they_are(ranks: RankPool, model_fold
     assert "word_embeddings" not in last["classes"]
 
 
-def test_a_hook_that_was_taken_out_shows(ranks: RankPool, model_folder: Callable[[TinyModel], str]) -> None:
+def test_a_hook_that_was_taken_out_shows(ranks: RankPool, model_folder: Callable[[RandomModel], str]) -> None:
     assert ranks.run("receipt_without_a_hook", 1, model_folder(FRESH), {}) == [["torch.cuda.synchronize"]]
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from miles_top_launcher.tiny import TinyModel
+from miles_top_launcher.random_model import RandomModel
 from tests.megatron.gradients import Arrays, merged
 from tests.megatron.layouts import Layout, world_size
 from tests.megatron.rank_pool import RankPool
@@ -37,9 +37,9 @@ def gradients(ranks: RankPool, model: str, layout: Layout, dtype: str, **options
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("layout", [{}, {"pp": 2}, {"tp": 2}, {"cp": 2}], ids=str)
 def test_recompute_changes_no_bit(
-    layout: Layout, dtype: str, ranks: RankPool, model_folder: Callable[[TinyModel], str]
+    layout: Layout, dtype: str, ranks: RankPool, model_folder: Callable[[RandomModel], str]
 ) -> None:
-    model = model_folder(TinyModel(tied=False))
+    model = model_folder(RandomModel(tied=False))
     loss, kept = gradients(ranks, model, layout, dtype)
     for name, mode in MODES.items():
         again_loss, again = gradients(ranks, model, layout, dtype, recompute=mode)

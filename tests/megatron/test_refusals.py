@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from miles_top_launcher.tiny import TinyModel
+from miles_top_launcher.random_model import RandomModel
 from tests.megatron.rank_pool import RankPool
 from tests.megatron.samples import FRESH
 
@@ -34,7 +34,7 @@ CONFIGS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("changed", CONFIGS, ids=str)
-def test_options(changed: dict[str, Any], ranks: RankPool, model_folder: Callable[[TinyModel], str]) -> None:
+def test_options(changed: dict[str, Any], ranks: RankPool, model_folder: Callable[[RandomModel], str]) -> None:
     layout = {"tp": changed.get("tensor_model_parallel_size", 1)}
     (message,) = ranks.run("error", 1, "config", model_folder(FRESH), layout, **changed)
     assert message.startswith("OptionRefused: ")
@@ -42,7 +42,7 @@ def test_options(changed: dict[str, Any], ranks: RankPool, model_folder: Callabl
     assert "\n" not in message
 
 
-def test_a_config_without_a_contract(ranks: RankPool, model_folder: Callable[[TinyModel], str]) -> None:
+def test_a_config_without_a_contract(ranks: RankPool, model_folder: Callable[[RandomModel], str]) -> None:
     (message,) = ranks.run("error", 1, "stock_config", model_folder(FRESH), {})
     assert "carries no contract" in message
 
@@ -58,7 +58,7 @@ def test_a_config_without_a_contract(ranks: RankPool, model_folder: Callable[[Ti
     ids=str,
 )
 def test_layouts(
-    layout: dict[str, int], world: int, part: str, ranks: RankPool, model_folder: Callable[[TinyModel], str]
+    layout: dict[str, int], world: int, part: str, ranks: RankPool, model_folder: Callable[[RandomModel], str]
 ) -> None:
     for message in ranks.run("error", world, "open", model_folder(FRESH), layout):
         assert message.startswith("LayoutRefused: ")
@@ -84,7 +84,7 @@ def test_sequences(
     temperature: float,
     part: str,
     ranks: RankPool,
-    model_folder: Callable[[TinyModel], str],
+    model_folder: Callable[[RandomModel], str],
 ) -> None:
     samples = [([1, 2], [3]), (prompt, response)]
     options = {"samples": samples, "temperature": temperature}
@@ -93,14 +93,16 @@ def test_sequences(
     assert "\n" not in message
 
 
-def test_a_temperature_is_refused_by_every_stage(ranks: RankPool, model_folder: Callable[[TinyModel], str]) -> None:
+def test_a_temperature_is_refused_by_every_stage(ranks: RankPool, model_folder: Callable[[RandomModel], str]) -> None:
     """Refused by the last stage alone, it would leave the first one waiting."""
     options: dict[str, Any] = {"samples": [([1, 2], [3])], "temperature": 1e-7}
     messages = ranks.run("error", 2, "score", model_folder(FRESH), {"pp": 2}, **options)
     assert all("temperature=1e-07" in message for message in messages)
 
 
-def test_a_second_trainer_leaves_the_first_one_whole(ranks: RankPool, model_folder: Callable[[TinyModel], str]) -> None:
+def test_a_second_trainer_leaves_the_first_one_whole(
+    ranks: RankPool, model_folder: Callable[[RandomModel], str]
+) -> None:
     for message in ranks.run("error", 2, "second_trainer", model_folder(FRESH), {"tp": 2}, samples=[([1, 2], [3])]):
         assert "parallel state is in use" in message
 
@@ -115,7 +117,7 @@ def test_a_second_trainer_leaves_the_first_one_whole(ranks: RankPool, model_fold
     ids=str,
 )
 def test_trainer_options(
-    options: dict[str, Any], part: str, ranks: RankPool, model_folder: Callable[[TinyModel], str]
+    options: dict[str, Any], part: str, ranks: RankPool, model_folder: Callable[[RandomModel], str]
 ) -> None:
     (message,) = ranks.run("error", 1, "open", model_folder(FRESH), {}, **options)
     assert message.startswith("OptionRefused: ")
@@ -133,14 +135,14 @@ def test_trainer_options(
     ids=str,
 )
 def test_host_arguments(
-    arguments: dict[str, Any], part: str, ranks: RankPool, model_folder: Callable[[TinyModel], str]
+    arguments: dict[str, Any], part: str, ranks: RankPool, model_folder: Callable[[RandomModel], str]
 ) -> None:
     (message,) = ranks.run("error", 1, "hosted", model_folder(FRESH), {}, **arguments)
     assert part in message
     assert "\n" not in message
 
 
-def test_no_sequence(ranks: RankPool, model_folder: Callable[[TinyModel], str]) -> None:
+def test_no_sequence(ranks: RankPool, model_folder: Callable[[RandomModel], str]) -> None:
     options: dict[str, Any] = {"samples": [], "temperature": 1.0}
     (message,) = ranks.run("error", 1, "score", model_folder(FRESH), {}, **options)
     assert "none given" in message
@@ -156,7 +158,7 @@ def test_no_sequence(ranks: RankPool, model_folder: Callable[[TinyModel], str]) 
     ],
 )
 def test_loss_weights_that_do_not_fit(
-    weights: list[list[float]], part: str, ranks: RankPool, model_folder: Callable[[TinyModel], str]
+    weights: list[list[float]], part: str, ranks: RankPool, model_folder: Callable[[RandomModel], str]
 ) -> None:
     samples = [([1, 2], [3, 4]), ([5], [6])]
     (message,) = ranks.run("error", 1, "step", model_folder(FRESH), {}, samples=samples, weights=weights)
@@ -164,7 +166,7 @@ def test_loss_weights_that_do_not_fit(
     assert part in message
 
 
-def test_a_dtype_that_no_kernel_takes(ranks: RankPool, model_folder: Callable[[TinyModel], str]) -> None:
+def test_a_dtype_that_no_kernel_takes(ranks: RankPool, model_folder: Callable[[RandomModel], str]) -> None:
     (message,) = ranks.run("error", 1, "open", model_folder(FRESH), {}, "float16")
     assert message.startswith("OptionRefused: ")
     assert "float16" in message

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from miles_top_launcher.tiny import TinyModel
+from miles_top_launcher.random_model import RandomModel
 from tests.megatron.gradients import Arrays, merged
 from tests.megatron.layouts import LAYOUTS, Layout, world_size
 from tests.megatron.rank_pool import RankPool
@@ -26,14 +26,14 @@ NAMES = ("tp2", "pp2", "cp2", "dp2", "tp2pp2", "tp2dp2")
 
 
 @pytest.fixture(scope="module")
-def steps(ranks: RankPool, model_folder: Callable[[TinyModel], str]) -> Callable[..., Any]:
+def steps(ranks: RankPool, model_folder: Callable[[RandomModel], str]) -> Callable[..., Any]:
     known: dict[str, Any] = {}
 
     def run(layout: Layout, dtype: str = "bfloat16", distributed: bool = False, clip: float = 1.0) -> Any:
         key = repr((layout, dtype, distributed, clip))
         if key not in known:
             optimizer = {"lr": LR, "use_distributed_optimizer": distributed, "clip_grad": clip}
-            model = model_folder(TinyModel(trained=False))
+            model = model_folder(RandomModel(trained=False))
             parts = ranks.run("step", world_size(layout), model, layout, SAMPLES, dtype, 2, 50, optimizer=optimizer)
             losses, norms, _, logprobs, digests = parts[0]
             assert all(part[3] == logprobs and part[4] == digests for part in parts)
@@ -81,9 +81,9 @@ def test_the_distributed_optimiser_gives_the_same_bits(layout: Layout, steps: Ca
 
 
 def test_a_step_changes_weights_and_scores(
-    steps: Callable[..., Any], ranks: RankPool, model_folder: Callable[[TinyModel], str]
+    steps: Callable[..., Any], ranks: RankPool, model_folder: Callable[[RandomModel], str]
 ) -> None:
-    model = model_folder(TinyModel(trained=False))
+    model = model_folder(RandomModel(trained=False))
     before = ranks.run("receipts", 1, model, {})[0][0]["weights"]
     after = steps({})[4]
     # A norm's weight of 1 moves by less than bfloat16 can show beside it.
@@ -91,7 +91,7 @@ def test_a_step_changes_weights_and_scores(
     assert ranks.run("score", 1, model, {}, SAMPLES, [(1.0, None)])[0][0] != steps({})[3]
 
 
-def test_weight_decay_spares_the_norms(ranks: RankPool, model_folder: Callable[[TinyModel], str]) -> None:
+def test_weight_decay_spares_the_norms(ranks: RankPool, model_folder: Callable[[RandomModel], str]) -> None:
     """With no gradient, decay is all that moves a weight."""
     optimizer = {"lr": 0.1, "weight_decay": 0.5}
     (before, after) = ranks.run("step_without_gradient", 1, model_folder(FRESH), SAMPLES, optimizer)[0]
@@ -100,13 +100,15 @@ def test_weight_decay_spares_the_norms(ranks: RankPool, model_folder: Callable[[
     assert not [name for name in before if name not in norms and np.array_equal(before[name], after[name])]
 
 
-def test_an_update_gives_the_weights_another_version(ranks: RankPool, model_folder: Callable[[TinyModel], str]) -> None:
+def test_an_update_gives_the_weights_another_version(
+    ranks: RankPool, model_folder: Callable[[RandomModel], str]
+) -> None:
     """Else tokens that the old weights sampled would count as fresh."""
     assert ranks.run("versions", 2, model_folder(FRESH), {"pp": 2}, SAMPLES)[0] == ["7", "7+1", "7+2", "8"]
 
 
 def test_a_gradient_that_is_not_finite_changes_no_weight(
-    ranks: RankPool, model_folder: Callable[[TinyModel], str]
+    ranks: RankPool, model_folder: Callable[[RandomModel], str]
 ) -> None:
     for before, after, message in ranks.run("poisoned_step", 2, model_folder(FRESH), {"tp": 2}, SAMPLES):
         assert message == "train_step: a gradient is not finite; no weight was changed"

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from miles_top_launcher.tiny import TinyModel
+from miles_top_launcher.random_model import RandomModel
 from tests.megatron.rank_pool import RankPool
 from tests.megatron.samples import prompts
 from tests.megatron.test_layout_parity import bits
@@ -23,9 +23,9 @@ pytestmark = pytest.mark.distributed
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 @pytest.mark.parametrize("vocab_size", [65, 1003, 151936])
 def test_odd_vocabularies(
-    vocab_size: int, tied: bool, ranks: RankPool, model_folder: Callable[[TinyModel], str]
+    vocab_size: int, tied: bool, ranks: RankPool, model_folder: Callable[[RandomModel], str]
 ) -> None:
-    model = model_folder(TinyModel(tied=tied, trained=False, vocab_size=vocab_size, num_hidden_layers=1))
+    model = model_folder(RandomModel(tied=tied, trained=False, vocab_size=vocab_size, num_hidden_layers=1))
     samples = prompts(vocab_size, [(3, 12), (9, 20)])
     # The last real token sits beside the padding.
     samples[0][1][-1] = samples[1][0][0] = vocab_size - 1

@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from miles_top_launcher.tiny import TinyModel, weights
+from miles_top_launcher.random_model import RandomModel, weights
 from tests.megatron.layouts import LAYOUTS, Layout, world_size
 from tests.megatron.rank_pool import RankPool
 from tests.megatron.samples import FRESH, prompts
@@ -29,9 +29,9 @@ NAMES = ("tp2", "pp2", "tp2pp2", "cp2", "tp4")
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 @pytest.mark.parametrize("layout", [{}, *(LAYOUTS[name] for name in NAMES[:3])], ids=str)
 def test_round_trip(
-    layout: Layout, tied: bool, ranks: RankPool, model_folder: Callable[[TinyModel], str], tmp_path: Path
+    layout: Layout, tied: bool, ranks: RankPool, model_folder: Callable[[RandomModel], str], tmp_path: Path
 ) -> None:
-    spec = TinyModel(tied=tied)
+    spec = RandomModel(tied=tied)
     folder = model_folder(spec)
     ranks.run("save", world_size(layout), folder, layout, str(tmp_path))
     files = sorted(tmp_path.glob("*.safetensors"))
@@ -50,10 +50,10 @@ def test_round_trip(
 
 
 def test_saving_replaces_what_the_folder_held(
-    ranks: RankPool, model_folder: Callable[[TinyModel], str], tmp_path: Path
+    ranks: RankPool, model_folder: Callable[[RandomModel], str], tmp_path: Path
 ) -> None:
     """Weights of another layout left beside the new ones, or an index over them, would be loaded in their place."""
-    folder, other = model_folder(FRESH), model_folder(TinyModel(tied=False))
+    folder, other = model_folder(FRESH), model_folder(RandomModel(tied=False))
     ranks.run("save", 2, folder, {"pp": 2}, str(tmp_path))
     assert len(list(tmp_path.glob("*.safetensors*"))) == 3
     ranks.run("save", 1, other, {}, str(tmp_path))
@@ -75,7 +75,7 @@ def test_saving_replaces_what_the_folder_held(
 
 @pytest.mark.parametrize("damage", ["foreign weights", "a file", "no config"])
 def test_a_folder_that_cannot_hold_the_model_is_refused_and_kept(
-    damage: str, ranks: RankPool, model_folder: Callable[[TinyModel], str], tmp_path: Path
+    damage: str, ranks: RankPool, model_folder: Callable[[RandomModel], str], tmp_path: Path
 ) -> None:
     model, target = tmp_path / "model", tmp_path / "target"
     shutil.copytree(model_folder(FRESH), model)
@@ -97,10 +97,10 @@ def test_a_folder_that_cannot_hold_the_model_is_refused_and_kept(
 
 @pytest.mark.parametrize(("full_rank", "size"), [(1, 10_000), (0, 150)], ids=["stage 2", "stage 1"])
 def test_a_full_disk_is_refused_on_every_rank_and_the_folder_keeps_its_model(
-    full_rank: int, size: int, ranks: RankPool, model_folder: Callable[[TinyModel], str], tmp_path: Path
+    full_rank: int, size: int, ranks: RankPool, model_folder: Callable[[RandomModel], str], tmp_path: Path
 ) -> None:
     folder, target = model_folder(FRESH), tmp_path / "target"
-    shutil.copytree(model_folder(TinyModel(tied=False)), target)
+    shutil.copytree(model_folder(RandomModel(tied=False)), target)
     before = {file.name: file.read_bytes() for file in target.iterdir()}
     layout = {"pp": 2}
     messages = ranks.run("save_on_a_full_disk", 2, folder, layout, str(target), full_rank, size)
@@ -115,9 +115,9 @@ def test_a_full_disk_is_refused_on_every_rank_and_the_folder_keeps_its_model(
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 @pytest.mark.parametrize("layout", [{}, *(LAYOUTS[name] for name in ("tp2", "pp2", "tp2pp2", "cp2", "dp2"))], ids=str)
 def test_an_export_holds_every_tensor_once(
-    layout: Layout, tied: bool, ranks: RankPool, model_folder: Callable[[TinyModel], str]
+    layout: Layout, tied: bool, ranks: RankPool, model_folder: Callable[[RandomModel], str]
 ) -> None:
-    spec = TinyModel(tied=tied)
+    spec = RandomModel(tied=tied)
     limit = 100_000
     first, *others = ranks.run("export", world_size(layout), model_folder(spec), layout, limit)
     assert all(buckets == [] for buckets in others)
@@ -131,11 +131,11 @@ def test_an_export_holds_every_tensor_once(
 
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 def test_digests_are_the_same_in_every_layout(
-    tied: bool, ranks: RankPool, model_folder: Callable[[TinyModel], str]
+    tied: bool, ranks: RankPool, model_folder: Callable[[RandomModel], str]
 ) -> None:
-    folder = model_folder(TinyModel(tied=tied, trained=False))
+    folder = model_folder(RandomModel(tied=tied, trained=False))
     expected = ranks.run("receipts", 1, folder, {})[0][0]["weights"]
-    assert expected.keys() == weights(TinyModel(tied=tied, trained=False)).keys()
+    assert expected.keys() == weights(RandomModel(tied=tied, trained=False)).keys()
     for name in NAMES:
         for shown in ranks.run("receipts", world_size(LAYOUTS[name]), folder, LAYOUTS[name]):
             assert shown[0]["weights"] == expected
@@ -143,7 +143,7 @@ def test_digests_are_the_same_in_every_layout(
 
 
 def test_a_flipped_bit_changes_the_digest_and_the_log_probs(
-    ranks: RankPool, model_folder: Callable[[TinyModel], str], tmp_path: Path
+    ranks: RankPool, model_folder: Callable[[RandomModel], str], tmp_path: Path
 ) -> None:
     folder = model_folder(FRESH)
     flipped = tmp_path / "flipped"
@@ -161,15 +161,15 @@ def test_a_flipped_bit_changes_the_digest_and_the_log_probs(
     assert bits(ranks.run("score", 1, str(flipped), {}, SAMPLES, [(1.0, None)])[0]) != bits(one)
 
 
-def test_tied_copies_that_drift_apart_are_named(ranks: RankPool, model_folder: Callable[[TinyModel], str]) -> None:
-    messages = ranks.run("error", 2, "tied_copies_apart", model_folder(TinyModel(trained=False)), {"pp": 2})
+def test_tied_copies_that_drift_apart_are_named(ranks: RankPool, model_folder: Callable[[RandomModel], str]) -> None:
+    messages = ranks.run("error", 2, "tied_copies_apart", model_folder(RandomModel(trained=False)), {"pp": 2})
     assert all("DigestMismatch" in text and "model.embed_tokens.weight, part 0" in text for text in messages)
 
 
 def test_a_tied_checkpoint_may_store_its_head(
-    ranks: RankPool, model_folder: Callable[[TinyModel], str], tmp_path: Path
+    ranks: RankPool, model_folder: Callable[[RandomModel], str], tmp_path: Path
 ) -> None:
-    folder = model_folder(TinyModel(trained=False))
+    folder = model_folder(RandomModel(trained=False))
     copy = tmp_path / "with-head"
     shutil.copytree(folder, copy)
     stored = load_file(copy / "model.safetensors")
@@ -181,7 +181,7 @@ def test_a_tied_checkpoint_may_store_its_head(
 
 @pytest.mark.parametrize("damage", ["missing", "surplus", "shape", "no file", "cut short", "no index"])
 def test_folders_that_do_not_hold_the_model(
-    damage: str, ranks: RankPool, model_folder: Callable[[TinyModel], str], tmp_path: Path
+    damage: str, ranks: RankPool, model_folder: Callable[[RandomModel], str], tmp_path: Path
 ) -> None:
     broken = tmp_path / "broken"
     shutil.copytree(model_folder(FRESH), broken)

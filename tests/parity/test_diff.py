@@ -27,8 +27,8 @@ from miles_top_launcher.diff.finding import Finding, diff_folders, lines
 from miles_top_launcher.diff.index import Recorded, write_index
 from miles_top_launcher.environment import engine_environment
 from miles_top_launcher.processes import Worker
+from miles_top_launcher.random_model import RandomModel, build
 from miles_top_launcher.rollout import request_id
-from miles_top_launcher.tiny import TinyModel, build
 from miles_top_launcher.workers.exact import decode_fp32
 from tests.megatron.layouts import world_size
 from tests.megatron.rank_pool import RankPool
@@ -40,7 +40,7 @@ from tests.sglang.rollout import prompts
 pytestmark = [pytest.mark.parity, pytest.mark.slow, pytest.mark.timeout(1200)]
 
 CONTRACT = load_contract("qwen3_dense_true_on_policy_v1")
-MODEL = TinyModel()
+MODEL = RandomModel()
 PROMPTS = prompts(MODEL.vocab_size, (600, 40, 17, 2))
 NEW_TOKENS = 12
 SECONDS = 600.0

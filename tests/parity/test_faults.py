@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 import megatron_top_plugin
 import sglang_top_plugin
 from miles_top_launcher.exit_codes import DIFFERS, REFUSED
-from miles_top_launcher.tiny import TinyModel, build
+from miles_top_launcher.random_model import RandomModel, build
 from tests.parity.verify_command import FEW_TOKENS, finish, start, verify
 
 pytestmark = [pytest.mark.parity, pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -54,7 +54,7 @@ def flip_low_bit(weight: torch.Tensor) -> None:
 
 
 def test_one_flipped_low_bit_on_the_train_side_differs_and_the_tensor_is_named(tmp_path: Path) -> None:
-    model = build(TinyModel(), tmp_path / "model")
+    model = build(RandomModel(), tmp_path / "model")
     process = start(tmp_path, "--model", str(model), *FEW_TOKENS)
     said = read_until("control rollout", process)
     # The rollout has sampled with the folder's weights; the trainer has not read them yet.
@@ -67,7 +67,7 @@ def test_one_flipped_low_bit_on_the_train_side_differs_and_the_tensor_is_named(t
 
 
 def test_a_nan_weight_differs_although_both_sides_hold_the_same_bits(tmp_path: Path) -> None:
-    model = build(TinyModel(), tmp_path / "model")
+    model = build(RandomModel(), tmp_path / "model")
     change_weight(model, "model.norm.weight", lambda weight: weight.fill_(torch.nan))
     found = verify(tmp_path, "--model", str(model), *FEW_TOKENS)
     assert found.code == DIFFERS, found.out + found.err

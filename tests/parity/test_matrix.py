@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from miles_top_launcher.exit_codes import EXACT
-from miles_top_launcher.tiny import TinyModel, build
+from miles_top_launcher.random_model import RandomModel, build
 from tests.parity.verify_command import FEW_TOKENS, verify
 
 pytestmark = [pytest.mark.parity, pytest.mark.slow]
@@ -64,7 +64,7 @@ def test_18_layouts_give_the_same_tokens_and_the_same_bits_and_the_controls_do_n
 def test_float32_untied_contiguous_and_greedy_is_exact_under_a_persons_own_options(tmp_path: Path) -> None:
     """The same theorem where roundings to bf16 are identities, with the other head, the other cut and no sampling, and
     with neutral options of both engines, read back from the live ones."""
-    model = build(TinyModel(tied=False, trained=False), tmp_path / "model")
+    model = build(RandomModel(tied=False, trained=False), tmp_path / "model")
     layout = ("--rollout-tp", "2", "--train-tp", "2", "--cp", "2", "--cp-layout", "contiguous")
     other = ("--dtype", "float32", "--temperature", "0", "--seed", "11")
     own = (

@@ -22,7 +22,6 @@ from miles_top_launcher.rounds import Rounds
 from miles_top_launcher.soak.command import OPTIONS, ROLLOUT_ENVIRONMENT
 from miles_top_launcher.soak.mixes import draw_batch
 from miles_top_launcher.soak.run import OPTIMIZER, soak
-from miles_top_launcher.tiny import build
 from miles_top_launcher.weight_update import WeightTransfer
 
 pytestmark = [pytest.mark.parity, pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -47,7 +46,7 @@ def test_a_short_soak_differs_nowhere(tmp_path: Path) -> None:
 def test_rounds_by_tensors_and_what_breaks_them(tmp_path: Path) -> None:
     """One pair of engines, the trainer in PP 2, taken through good rounds and then each fault."""
     plan = make_plan(VerifyRequest(pp=2, max_new_tokens=300), tmp_path)
-    build(plan.tiny[0], plan.models[0].path)
+    plan.build_models()
     transfer = WeightTransfer(way="tensors", folder=tmp_path / "weights", bucket_bytes=2**17)
     with Rounds(plan, tmp_path, transfer, OPTIMIZER) as both:
         both.start()

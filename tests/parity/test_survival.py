@@ -21,7 +21,6 @@ from miles_top_launcher.plan import LaunchPlan, VerifyRequest, make_plan
 from miles_top_launcher.problems import WorkerFailed
 from miles_top_launcher.rollout import RolloutEngine
 from miles_top_launcher.soak.run import OPTIMIZER
-from miles_top_launcher.tiny import build
 from miles_top_launcher.trainer import TrainerPool
 from tests.parity.run_processes import group, new_mark, processes, wait_until_gone
 from tests.parity.verify_command import FEW_TOKENS, finish, start
@@ -53,7 +52,7 @@ def test_a_signal_while_engines_start_leaves_nothing_behind(number: signal.Signa
 
 def plan_of(tmp_path: Path, **changed: Any) -> LaunchPlan:
     plan = make_plan(VerifyRequest(**changed), tmp_path)
-    build(plan.tiny[0], plan.models[0].path)
+    plan.build_models()
     return plan
 
 

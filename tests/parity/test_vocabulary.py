@@ -17,15 +17,15 @@ from miles_top_launcher._contract.schema.registry import load_contract
 from miles_top_launcher.model_folder import ModelFolder
 from miles_top_launcher.plan import LaunchPlan
 from miles_top_launcher.prompts import draw_prompts
-from miles_top_launcher.tiny import TinyModel
+from miles_top_launcher.random_model import RandomModel
 from miles_top_launcher.verify import run
 
 pytestmark = [pytest.mark.parity, pytest.mark.slow]
 
 CONTRACT = load_contract("qwen3_dense_true_on_policy_v1")
 MODELS = (
-    TinyModel(tied=False, trained=False, vocab_size=65, num_hidden_layers=1),
-    TinyModel(tied=True, trained=True, vocab_size=151_936, num_hidden_layers=1),
+    RandomModel(tied=False, trained=False, vocab_size=65, num_hidden_layers=1),
+    RandomModel(tied=True, trained=True, vocab_size=151_936, num_hidden_layers=1),
 )
 SIZES = (1, 2, 4)
 NEW_TOKENS = 16
@@ -44,7 +44,7 @@ def test_empty_and_full_vocabularies_at_every_tensor_parallel_size(tmp_path: Pat
             ModelFolder(model.name, tmp_path / model.name, ModelShape.from_config(model.config(), CONTRACT))
             for model in MODELS
         ),
-        tiny=MODELS,
+        to_build=MODELS,
         layouts=tuple(Layout(rollout=RolloutLayout(tp=tp), train=TrainLayout(tp=tp)) for tp in SIZES),
         prompts=prompts,
         max_new_tokens=NEW_TOKENS,

@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from miles_top_launcher.tiny import TinyModel, build
+from miles_top_launcher.random_model import RandomModel, build
 
 
 @pytest.fixture(scope="session")
 def tied_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Tied embeddings, trained-like weights."""
-    return build(TinyModel(), tmp_path_factory.mktemp("tied") / "model")
+    return build(RandomModel(), tmp_path_factory.mktemp("tied") / "model")
 
 
 @pytest.fixture(scope="session")
 def untied_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Untied embeddings, weights at initial scale, and a vocabulary of 65: most of its 8 segments are empty."""
     folder = tmp_path_factory.mktemp("untied") / "model"
-    return build(TinyModel(tied=False, trained=False, vocab_size=65), folder)
+    return build(RandomModel(tied=False, trained=False, vocab_size=65), folder)

@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 import torch
 
-from miles_top_launcher.tiny import TinyModel, build
+from miles_top_launcher.random_model import RandomModel, build
 from tests.sglang.rollout import CONTRACT, as_sample, bits, engine, mismatches, prompts, rescore, sample
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
-MODEL = TinyModel()
+MODEL = RandomModel()
 PROMPTS = prompts(MODEL.vocab_size)
 
 
@@ -221,7 +221,7 @@ def test_weight_updates_renew_the_receipt(live: Any, tied_model: Path, tmp_path:
 
     before = receipt()
     reference = sample(live, PROMPTS[:4], 1.0)
-    other = build(TinyModel(weight_seed=9), tmp_path / "other")
+    other = build(RandomModel(weight_seed=9), tmp_path / "other")
     assert live.update_weights_from_disk(str(other))[0]
     changed = receipt()
     assert set(changed["weights"]) == set(before["weights"])

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from miles_top_launcher.tiny import TinyModel
+from miles_top_launcher.random_model import RandomModel
 from tests.sglang.rollout import Sample, engine, mismatches, prompts, rescore, sample
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
@@ -28,9 +28,9 @@ ENGINES: dict[str, dict[str, Any]] = {
     "tp2-chunk64": {"tp_size": 2, "chunked_prefill_size": 64},
     "tp4-chunk128": {"tp_size": 4, "chunked_prefill_size": 128},
 }
-PROMPTS = prompts(TinyModel().vocab_size)
+PROMPTS = prompts(RandomModel().vocab_size)
 #: Together far more tokens than the small pool holds.
-CROWD = prompts(TinyModel().vocab_size, lengths=[20 + i for i in range(16)], seed=1)
+CROWD = prompts(RandomModel().vocab_size, lengths=[20 + i for i in range(16)], seed=1)
 
 
 @dataclass(frozen=True)

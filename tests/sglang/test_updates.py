@@ -17,12 +17,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from miles_top_launcher.tiny import TinyModel, build
+from miles_top_launcher.random_model import RandomModel, build
 from tests.sglang.rollout import Sample, bits, engine, prompts, sample
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
-PROMPTS = prompts(TinyModel().vocab_size, (3, 40, 90))
+PROMPTS = prompts(RandomModel().vocab_size, (3, 40, 90))
 NORM = "model.norm.weight"
 
 
@@ -40,7 +40,7 @@ def old(tied_model: Path) -> dict[str, torch.Tensor]:
 @pytest.fixture(scope="module")
 def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model of the same sizes and other weights."""
-    return build(TinyModel(weight_seed=9), tmp_path_factory.mktemp("other") / "model")
+    return build(RandomModel(weight_seed=9), tmp_path_factory.mktemp("other") / "model")
 
 
 def update(live: Any, tensors: Any, load_format: str | None = None, **more: Any) -> tuple[bool, str]:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..checks import check_heads
 from .elementary import exp_f32, log_f32
 from .jit import kernel
 
@@ -90,8 +91,7 @@ def attention(
     Raises:
         ValueError: for shapes, dtypes or offsets that do not fit.
     """
-    if q.dim() != 3 or k.shape != v.shape or q.shape[2] != k.shape[2] or k.shape[1] == 0 or q.shape[1] % k.shape[1]:
-        raise ValueError(f"attention needs q [Tq, H, D], k and v [Tk, Hkv, D], got {q.shape}, {k.shape}, {v.shape}")
+    check_heads(q, k, v)
     if not q.dtype == k.dtype == v.dtype:
         raise ValueError(f"attention needs one dtype, got {q.dtype}, {k.dtype}, {v.dtype}")
     cu_q = cu_seqlens_q.detach().to(torch.int64).contiguous()

@@ -14,6 +14,14 @@ from .reduce import levels, tree_add
 _BLOCKS = {128: (8, 4), 1024: (1, 4), 2048: (1, 4), 4096: (1, 8), 8192: (1, 8)}
 
 
+@triton.jit
+def _inverse_rms(s, width, eps, ROWS: tl.constexpr, BLOCK: tl.constexpr, LEVELS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """fp32 ``[ROWS, 1]``: one over the root mean square of each row of ``s [ROWS, BLOCK]``."""
+    total = tree_add(s * s, ROWS, BLOCK, LEVELS)
+    # sqrt and divide are exactly rounded; the approximate rsqrt is one instruction whose bits nobody specifies
+    return tl.div_rn(1.0, tl.sqrt_rn(tl.div_rn(total, width.to(tl.float32)) + eps))
+
+
 @triton.jit(do_not_specialize=["rows", "eighths", "eps"])
 def rms_norm_kernel(  # type: ignore[no-untyped-def]
     s, weight, out, rows, eighths, eps, ROWS: tl.constexpr, BLOCK: tl.constexpr, LEVELS: tl.constexpr
@@ -24,9 +32,7 @@ def rms_norm_kernel(  # type: ignore[no-untyped-def]
     inside = (row[:, None] < rows) & (column[None, :] < width)
     at = row[:, None] * width + column[None, :]
     x = tl.load(s + at, mask=inside, other=0.0).to(tl.float32)
-    total = tree_add(x * x, ROWS, BLOCK, LEVELS)
-    # sqrt and divide are exactly rounded; the approximate rsqrt is one instruction whose bits nobody specifies
-    scale = tl.div_rn(1.0, tl.sqrt_rn(tl.div_rn(total, width.to(tl.float32)) + eps))
+    scale = _inverse_rms(x, width, eps, ROWS, BLOCK, LEVELS)
     w = tl.load(weight + column, mask=column < width, other=0.0).to(tl.float32)
     tl.store(out + at, ((x * scale) * w[None, :]).to(out.dtype.element_ty), mask=inside)
 
@@ -43,8 +49,7 @@ def add_rms_norm_kernel(  # type: ignore[no-untyped-def]
     s = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
     s += tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
     tl.store(new_residual + at, s.to(new_residual.dtype.element_ty), mask=inside)
-    total = tree_add(s * s, 1, BLOCK, LEVELS)
-    scale = tl.div_rn(1.0, tl.sqrt_rn(tl.div_rn(total, width.to(tl.float32)) + eps))
+    scale = _inverse_rms(s, width, eps, 1, BLOCK, LEVELS)
     w = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + at, ((s * scale) * w).to(out.dtype.element_ty), mask=inside)
 

@@ -18,8 +18,8 @@ from .options import EngineOptions, check, parse
 from .preflight import check_device, check_installed
 from .problems import BadInput
 from .prompts import check_lengths, draw_prompts, read_prompts
+from .random_model import FULL_MODELS, RANDOM_MODELS, SMALL_MODELS, RandomModel, build
 from .samples import scored_at
-from .tiny import FULL_MODELS, RANDOM_MODELS, SMALL_MODELS, TinyModel
 
 Dtype = Literal["bfloat16", "float32"]
 
@@ -67,7 +67,7 @@ class VerifyRequest:
 class LaunchPlan:
     """A checked run: which models, which layouts, which prompts. Only this object travels on.
 
-    `tiny` are the models still to be written into the folders of `models` (none for a person's own folder).
+    `to_build` are the models still to be written into the folders of `models` (none for a person's own folder).
     `temperature` 0 is greedy; a request's seed is `seed` plus its index. `options` win over those that
     a run chooses by itself, all of them neutral; `rollout_environment` are further variables of the rollout's
     processes.
@@ -78,7 +78,7 @@ class LaunchPlan:
     device: str
     dtype: Dtype
     models: tuple[ModelFolder, ...]
-    tiny: tuple[TinyModel, ...]
+    to_build: tuple[RandomModel, ...]
     layouts: tuple[Layout, ...]
     prompts: tuple[tuple[int, ...], ...]
     max_new_tokens: int
@@ -87,6 +87,11 @@ class LaunchPlan:
     report: Path | None
     options: EngineOptions = field(default_factory=EngineOptions)
     rollout_environment: Mapping[str, str] = field(default_factory=dict)
+
+    def build_models(self) -> None:
+        """Write the random models into their folders."""
+        for folder, model in zip(self.models, self.to_build, strict=False):
+            build(model, folder.path)
 
     @property
     def control_count(self) -> int:
@@ -115,7 +120,7 @@ class LaunchPlan:
 
 
 def make_plan(request: VerifyRequest, workspace: Path) -> LaunchPlan:
-    """Check every flag and return the plan; tiny models get folders under `workspace`, not written yet.
+    """Check every flag and return the plan; random models get folders under `workspace`, not written yet.
 
     Raises Refusal (BadInput and the schema's own), one line each.
     """
@@ -124,9 +129,9 @@ def make_plan(request: VerifyRequest, workspace: Path) -> LaunchPlan:
     options = EngineOptions(
         parse("--sglang", request.sglang), parse("--sampling", request.sampling), parse("--megatron", request.megatron)
     )
-    tiny = _tiny_models(request)
-    if tiny:
-        configs = [(model.name, workspace / model.name, model.config()) for model in tiny]
+    to_build = _random_models(request)
+    if to_build:
+        configs = [(model.name, workspace / model.name, model.config()) for model in to_build]
     else:
         folder = Path(request.model)
         configs = [(str(request.model), folder, read_folder(folder))]
@@ -136,10 +141,10 @@ def make_plan(request: VerifyRequest, workspace: Path) -> LaunchPlan:
     for model in models:
         for layout in layouts:
             check_layout(layout, model.shape, contract)
-        if not tiny:
+        if not to_build:
             check_weights(model.path, model.shape)
     vocab_size = min(model.shape.vocab_size for model in models)
-    prompts = _prompts(request, None if tiny else models[0].path, vocab_size)
+    prompts = _prompts(request, None if to_build else models[0].path, vocab_size)
     check_lengths(prompts, request.max_new_tokens, min(model.shape.max_position_embeddings for model in models))
     check_environment(contract, device)
     check_installed(contract, device)
@@ -152,7 +157,7 @@ def make_plan(request: VerifyRequest, workspace: Path) -> LaunchPlan:
         device=device,
         dtype=request.dtype,
         models=models,
-        tiny=tiny,
+        to_build=to_build,
         layouts=layouts,
         prompts=prompts,
         max_new_tokens=request.max_new_tokens,
@@ -218,7 +223,7 @@ def _layouts(request: VerifyRequest) -> tuple[Layout, ...]:
     return (Layout(rollout=RolloutLayout(tp=one["--rollout-tp"]), train=train),)
 
 
-def _tiny_models(request: VerifyRequest) -> tuple[TinyModel, ...]:
+def _random_models(request: VerifyRequest) -> tuple[RandomModel, ...]:
     if request.model in RANDOM_MODELS:
         return (RANDOM_MODELS[request.model],)
     if request.model != TINY:

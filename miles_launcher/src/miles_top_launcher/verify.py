@@ -22,7 +22,6 @@ from .receipts import check_handshake
 from .report import Cell, Control, Report, Side, judge
 from .rollout import Rollout, RolloutEngine
 from .samples import Samples
-from .tiny import build
 from .trainer import Scored, TrainerPool
 
 Say = Callable[[str], None]
@@ -41,14 +40,13 @@ class _Found:
 
 
 def run(plan: LaunchPlan, model_name: str, workspace: Path, say: Say) -> Report:
-    """Carry the plan out and judge it. Logs and tiny models go under `workspace`; `say` takes progress lines.
+    """Carry the plan out and judge it. Logs and random models go under `workspace`; `say` takes progress lines.
 
     Raises:
         Refusal: an engine or this package refuses the plan, or shows no receipt.
         WorkerFailed: a process died or did not answer.
     """
-    for model, tiny in zip(plan.models, plan.tiny, strict=False):
-        build(tiny, model.path)
+    plan.build_models()
     found = _Found()
     _sample(plan, workspace, say, found)
     _score(plan, workspace, say, found)

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..workers import channel
 from ..workers.exact import encode_fp32
+from ..workers.process_group import BACKENDS
 
 
 class StockTrainerHost:
@@ -29,7 +30,7 @@ class StockTrainerHost:
 
             install()
         torch.distributed.init_process_group(
-            "gloo" if self._device == "cpu" else "cpu:gloo,cuda:nccl",
+            BACKENDS[self._device],
             init_method=f"file://{command['rendezvous']}",
             rank=0,
             world_size=1,

@@ -8,7 +8,6 @@ from pathlib import Path
 from ..matrix import train_name
 from ..plan import LaunchPlan
 from ..rollout import RolloutEngine
-from ..tiny import build
 from ..trainer import TrainerPool
 from .dump import read_dump
 from .finding import Finding, find
@@ -27,8 +26,7 @@ def record_and_compare(plan: LaunchPlan, workspace: Path, out: Path, values_limi
         WorkerFailed: a process died or did not answer.
     """
     (model,), (layout,) = plan.models, plan.layouts
-    for tiny in plan.tiny:
-        build(tiny, model.path)
+    plan.build_models()
     say(f"rollout TP{layout.rollout.tp} of {model.name}: starting SGLang")
     rollout_folder, trainer_folder = out / "rollout", out / "trainer"
     for folder in (rollout_folder, trainer_folder):

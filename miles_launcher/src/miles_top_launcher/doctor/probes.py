@@ -22,7 +22,7 @@ from ..environment import worker_environment
 from ..preflight import PLUGINS
 from ..problems import WorkerFailed
 from ..processes import Worker
-from ..tiny import TinyModel
+from ..random_model import RandomModel
 from .finding import Finding, describe
 
 MODULE = "miles_top_launcher.doctor.worker"
@@ -47,7 +47,7 @@ class Probes:
 
     def run(self) -> list[Finding]:
         """Ask every process; a process that refuses, dies or hangs is a red finding of its own."""
-        (self._folder / "config.json").write_text(json.dumps(TinyModel().config()), encoding="utf-8")
+        (self._folder / "config.json").write_text(json.dumps(RandomModel().config()), encoding="utf-8")
         kernels: dict[str, dict[str, str]] = {}
         jobs: list[Callable[[], list[Finding]]] = [self._sglang, self._megatron]
         jobs += [partial(self._kernels, package, kernels) for package in PLUGINS]

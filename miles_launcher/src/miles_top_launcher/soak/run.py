@@ -10,7 +10,6 @@ from typing import Any
 
 from ..plan import LaunchPlan
 from ..rounds import Round, Rounds
-from ..tiny import build
 from ..weight_update import Way, WeightTransfer
 from .mixes import draw_batch
 from .resources import MIB, Usage, slope, usage
@@ -136,8 +135,7 @@ def soak(plan: LaunchPlan, workspace: Path, rounds: int, way: Way, say: Say) -> 
         WorkerFailed: a process died or did not answer.
     """
     (model,) = plan.models
-    for tiny in plan.tiny:
-        build(tiny, model.path)
+    plan.build_models()
     transfer = WeightTransfer(way=way, folder=workspace / "weights", bucket_bytes=2**17)
     found = Soak()
     with Rounds(plan, workspace, transfer, OPTIMIZER) as both:

@@ -8,6 +8,7 @@ from typing import Any
 
 from . import channel
 from .exact import encode_fp32
+from .process_group import BACKENDS
 
 DTYPES = ("bfloat16", "float32")
 
@@ -35,11 +36,10 @@ class TrainerHost:
 
         if command["dtype"] not in DTYPES:
             raise ValueError(f"dtype {command['dtype']!r} is not one of {', '.join(DTYPES)}")
-        on_gpu = command["device"] != "cpu"
-        if on_gpu:
+        if command["device"] == "cuda":
             torch.cuda.set_device(command["rank"] % torch.cuda.device_count())
         torch.distributed.init_process_group(
-            "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
+            BACKENDS[command["device"]],
             init_method=f"file://{command['rendezvous']}",
             rank=command["rank"],
             world_size=command["world_size"],

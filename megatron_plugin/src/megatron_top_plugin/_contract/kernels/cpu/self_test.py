@@ -3,10 +3,12 @@ here."""
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
-from ..kernel_set import KernelSetError
+from ..checks import failed_self_test, require_same_bits
 from ..tree import tree_sum
 from .attention import attention
 from .linear import linear, linear_partial
@@ -14,6 +16,8 @@ from .logprob import log_softmax, logprob_combine, logprob_segments
 from .norm import rms_norm
 from .sample import sample
 from .swiglu import swiglu
+
+_same = partial(require_same_bits, "cpu")
 
 
 def self_test() -> None:
@@ -64,15 +68,4 @@ def self_test() -> None:
     tokens = sample(logits, temperature, seeds, positions, greedy)
     alone = sample(logits[2:3], temperature[2:3], seeds[2:3], positions[2:3], greedy[2:3])
     if int(tokens[2]) != int(alone[0]):
-        raise KernelSetError(
-            "kernel set 'cpu' failed its self-test at 'sample: a row alone'; the contract cannot hold on this machine"
-        )
-
-
-def _same(what: str, left: Tensor, right: Tensor) -> None:
-    a, b = left.contiguous(), right.contiguous()
-    bits = torch.int16 if a.dtype is torch.bfloat16 else torch.int32
-    if a.shape != b.shape or not bool(a.isfinite().all()) or not torch.equal(a.view(bits), b.view(bits)):
-        raise KernelSetError(
-            f"kernel set 'cpu' failed its self-test at '{what}'; the contract cannot hold on this machine"
-        )
+        raise failed_self_test("cpu", "sample: a row alone")

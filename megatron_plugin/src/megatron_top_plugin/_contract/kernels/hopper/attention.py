@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..checks import check_heads
+
 _HEAD_DIM = 128
 
 
@@ -32,8 +34,7 @@ def attention(
     Raises:
         ValueError: for shapes or types that do not fit, or a head dimension that is not measured.
     """
-    if q.dim() != 3 or k.shape != v.shape or q.shape[2] != k.shape[2] or k.shape[1] == 0 or q.shape[1] % k.shape[1]:
-        raise ValueError(f"attention needs q [Tq, H, D], k and v [Tk, Hkv, D], got {q.shape}, {k.shape}, {v.shape}")
+    check_heads(q, k, v)
     if q.shape[2] != _HEAD_DIM or not q.dtype == k.dtype == v.dtype == torch.bfloat16:
         raise ValueError(f"the hopper attention takes bfloat16 heads of {_HEAD_DIM}, got {q.dtype} of {q.shape[2]}")
     from sgl_kernel.flash_attn import flash_attn_varlen_func

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..checks import segment_columns
 from .elementary import exp_f32, log_f32
 from .jit import kernel
 
@@ -123,22 +124,10 @@ def logprob_segments(
     Raises:
         ValueError: when the columns at hand do not cover the segments asked for.
     """
-    if padded_vocab_size % total_segments or padded_vocab_size < vocab_size:
-        raise ValueError(
-            f"padded vocabulary {padded_vocab_size} must be a multiple of {total_segments} and hold {vocab_size}"
-        )
-    width = padded_vocab_size // total_segments
-    offset = first_segment * width
+    width, real = segment_columns(logits, first_segment, num_segments, vocab_size, padded_vocab_size, total_segments)
     bounds = torch.empty(num_segments, 2, dtype=torch.int64)
     for i in range(num_segments):
-        low = min(offset + i * width, vocab_size) - offset
-        high = min(offset + (i + 1) * width, vocab_size) - offset
-        bounds[i, 0], bounds[i, 1] = max(low, 0), max(high, 0)
-    if logits.dim() != 2 or int(bounds.max()) > logits.shape[1]:
-        raise ValueError(
-            f"segments {first_segment}..{first_segment + num_segments - 1} of {width} entries need {int(bounds.max())} "
-            f"columns, got logits {tuple(logits.shape)}"
-        )
+        bounds[i, 0], bounds[i, 1] = min(i * width, real), min((i + 1) * width, real)
     z = scale_logits(logits, temperature).contiguous()
     top = torch.empty(z.shape[0], num_segments, dtype=torch.float32)
     total = torch.empty_like(top)

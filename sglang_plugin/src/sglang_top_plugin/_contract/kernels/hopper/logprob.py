@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..checks import segment_columns
 from .launch import aligned, aligned_rows, launch
 from .reduce import levels, tree_add
 
@@ -133,18 +134,9 @@ def logprob_segments(
     Raises:
         ValueError: when the columns at hand do not cover the segments asked for.
     """
-    if padded_vocab_size % (8 * total_segments) or padded_vocab_size < vocab_size:
-        raise ValueError(
-            f"padded vocabulary {padded_vocab_size} must be a multiple of {8 * total_segments} and hold {vocab_size}"
-        )
-    width = padded_vocab_size // total_segments
-    offset = first_segment * width
-    real = max(min(vocab_size - offset, num_segments * width), 0)
-    if logits.dim() != 2 or real > logits.shape[1]:
-        raise ValueError(
-            f"segments {first_segment}..{first_segment + num_segments - 1} of {width} entries need {real} columns, got "
-            f"logits {tuple(logits.shape)}"
-        )
+    width, real = segment_columns(
+        logits, first_segment, num_segments, vocab_size, padded_vocab_size, total_segments, multiple=8
+    )
     z = aligned_rows(logits)
     stride = z.stride(0)
     # whole groups of eight are read at once where rows start and end on one

@@ -3,10 +3,12 @@ or a compiler stop the run here, and what is not tried here is not run later."""
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
-from ..kernel_set import KernelSetError
+from ..checks import failed_self_test, require_same_bits
 from ..tree import tree_sum
 from . import launch
 from . import linear as products
@@ -18,7 +20,10 @@ from .rope import rope
 from .sample import murmur_hash, sample
 from .swiglu import swiglu
 
+_same = partial(require_same_bits, "hopper")
 _WIDTHS = (128, 1024, 2048, 2560, 5120)
+#: MurmurHash3 (x86, 32 bits, seed 0) of sixteen zero bytes.
+_HASH_OF_ZEROS = 0x8134CDF8
 
 
 def self_test() -> None:
@@ -134,21 +139,4 @@ def _logprobs(random) -> None:  # type: ignore[no-untyped-def]
         alone = sample(source[2:3], temperature[2:3], seeds[2:3], seeds[2:3] + 40, greedy[2:3])
         _same("sample: a row alone", tokens[2:3].float(), alone.float())
     if int(murmur_hash(0, 0, torch.zeros(1, dtype=torch.int64, device="cuda"))) != _HASH_OF_ZEROS:
-        raise _failed("sample: the hash of zeros")
-
-
-#: MurmurHash3 (x86, 32 bits, seed 0) of sixteen zero bytes.
-_HASH_OF_ZEROS = 0x8134CDF8
-
-
-def _same(what: str, left: Tensor, right: Tensor) -> None:
-    a, b = left.contiguous(), right.contiguous()
-    bits = torch.int16 if a.dtype is torch.bfloat16 else torch.int32
-    if a.shape != b.shape or not bool(a.isfinite().all()) or not torch.equal(a.view(bits), b.view(bits)):
-        raise _failed(what)
-
-
-def _failed(what: str) -> KernelSetError:
-    return KernelSetError(
-        f"kernel set 'hopper' failed its self-test at '{what}'; the contract cannot hold on this machine"
-    )
+        raise failed_self_test("hopper", "sample: the hash of zeros")

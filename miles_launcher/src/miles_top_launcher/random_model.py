@@ -37,7 +37,7 @@ TINY_SIZE = Size(128, 256, 16, 8, 16, 4096)
 
 
 @dataclass(frozen=True, slots=True)
-class TinyModel:
+class RandomModel:
     """Which model: its name in reports, its head (tied or not), its weights' character, its size."""
 
     tied: bool = True
@@ -84,20 +84,20 @@ class TinyModel:
         }
 
 
-SMALL_MODELS = (TinyModel(tied=True, trained=True),)
+SMALL_MODELS = (RandomModel(tied=True, trained=True),)
 #: Shapes of published models, by what `--model` calls them; their weights are random, on a GPU where there is one.
 RANDOM_MODELS = {
-    name: TinyModel(trained=trained, vocab_size=151936, num_hidden_layers=layers, size=size, family=family)
+    name: RandomModel(trained=trained, vocab_size=151936, num_hidden_layers=layers, size=size, family=family)
     for family, layers, size in (
         ("qwen3-0.6b", 28, Size(1024, 3072, 16, 8, 128, 40960)),
         ("qwen3-4b", 36, Size(2560, 9728, 32, 8, 128, 40960)),
     )
     for name, trained in ((f"random-{family}", True), (f"random-{family}-initial", False))
 }
-FULL_MODELS = tuple(TinyModel(tied=tied, trained=trained) for tied in (True, False) for trained in (True, False))
+FULL_MODELS = tuple(RandomModel(tied=tied, trained=trained) for tied in (True, False) for trained in (True, False))
 
 
-def build(model: TinyModel, folder: Path) -> Path:
+def build(model: RandomModel, folder: Path) -> Path:
     """Write `config.json` and `model.safetensors` (bf16) for `model` into `folder`, created if missing; returns it.
 
     A tiny `model` gives the same bytes on every machine: one CPU generator, one fixed order of tensors.
@@ -110,7 +110,7 @@ def build(model: TinyModel, folder: Path) -> Path:
     return folder
 
 
-def weights(model: TinyModel) -> dict[str, torch.Tensor]:
+def weights(model: RandomModel) -> dict[str, torch.Tensor]:
     """The tensors of `model` by their Hugging Face names, bfloat16, on the CPU.
 
     A tiny model's are drawn on the CPU and are the same bytes everywhere; billions of weights are drawn on the GPU if

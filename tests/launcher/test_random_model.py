@@ -11,11 +11,13 @@ from safetensors.torch import load_file
 from miles_top_launcher._contract.schema.profile import ModelShape, check_kernel_set, read_shape
 from miles_top_launcher._contract.schema.registry import load_contract
 from miles_top_launcher._contract.schema.weights import hf_weight_names
-from miles_top_launcher.tiny import FULL_MODELS, RANDOM_MODELS, TinyModel, build
+from miles_top_launcher.random_model import FULL_MODELS, RANDOM_MODELS, RandomModel, build
 
 
 @pytest.mark.parametrize("model", FULL_MODELS, ids=lambda model: model.name)
-def test_a_folder_holds_every_tensor_finite_in_bf16_and_again_the_same_bytes(model: TinyModel, tmp_path: Path) -> None:
+def test_a_folder_holds_every_tensor_finite_in_bf16_and_again_the_same_bytes(
+    model: RandomModel, tmp_path: Path
+) -> None:
     first, second = build(model, tmp_path / "a"), build(model, tmp_path / "b")
     assert (first / "model.safetensors").read_bytes() == (second / "model.safetensors").read_bytes()
     weights = load_file(first / "model.safetensors")
@@ -43,13 +45,13 @@ def test_random_models_have_the_published_shapes() -> None:
 
 
 def test_another_weight_seed_gives_other_weights(tmp_path: Path) -> None:
-    one = load_file(build(TinyModel(weight_seed=0), tmp_path / "a") / "model.safetensors")
-    other = load_file(build(TinyModel(weight_seed=1), tmp_path / "b") / "model.safetensors")
+    one = load_file(build(RandomModel(weight_seed=0), tmp_path / "a") / "model.safetensors")
+    other = load_file(build(RandomModel(weight_seed=1), tmp_path / "b") / "model.safetensors")
     assert not torch.equal(one["model.embed_tokens.weight"], other["model.embed_tokens.weight"])
 
 
 def test_trained_weights_have_wide_norms_and_outlier_channels(tmp_path: Path) -> None:
-    weights = load_file(build(TinyModel(trained=True), tmp_path) / "model.safetensors")
+    weights = load_file(build(RandomModel(trained=True), tmp_path) / "model.safetensors")
     norm = weights["model.layers.0.input_layernorm.weight"].float()
     assert norm.min() < 0.2
     assert norm.max() > 5
