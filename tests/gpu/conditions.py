@@ -114,6 +114,11 @@ def run(model: str, sizes: Sizes, workspace: Path) -> dict[str, Any]:
         scored = rounds.pool.score(prompts, long.responses).logprobs
         keep("long prompts in chunks", compare_logprobs(long.logprobs, scored), long)
         few = plan.prompts[: sizes.step_prompts]
+        for temperature in (0.7, 0.0):
+            batch = replace(batch_of(plan, f"tempered-{temperature}", few, sizes.new_tokens), temperature=temperature)
+            tempered = rounds.engine.sample_batch(batch)
+            scored = rounds.pool.score(few, tempered.responses, temperature=batch.scoring_temperature).logprobs
+            keep(f"temperature {temperature}", compare_logprobs(tempered.logprobs, scored), tempered)
         for step in range(sizes.steps + 1):
             one = rounds.run(batch_of(plan, f"step-{step}", few, sizes.new_tokens))
             keep(f"after {step} optimiser steps", one.comparison, one.samples, loss=one.loss, grad_norm=one.grad_norm)

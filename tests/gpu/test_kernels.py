@@ -4,7 +4,7 @@ Theorems, each tried bit by bit:
 
 1. a row of any operation is the same at every number of rows beside it (M from 1 to 65,536);
 2. a slice of N of the column-parallel product is that slice of the whole;
-3. the row-parallel product is the same for 1, 2, 4 and 8 ranks and in both of its forms;
+3. the row-parallel product is the same for 1, 2, 4 and 8 ranks and in each of its forms;
 4. a query row of attention is the same whole, packed, in chunks, as a decode step over pages, and on a slice of the
    heads, up to 32,768 tokens;
 5. a log-prob is the same from bfloat16 and float32 logits, over vocabulary shards, and of one row;
@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from contract_schema.kernels.cpu.sample import murmur_hash as cpu_murmur_hash
+from contract_schema.kernels.hopper import linear, self_test
 from contract_schema.kernels.kernel_set import KernelSetError, load_kernel_set
 from contract_schema.kernels.tree import tree_sum
 from tests.kernels.bits import mismatches, relative_error
@@ -97,6 +98,20 @@ def test_the_row_parallel_product(kernels, k, n):
     assert mismatches(kernels.linear(x[:64], weight), whole[:64]) > 0
 
 
+@pytest.mark.parametrize("form", linear.FORMS, ids=lambda form: form.name)
+@pytest.mark.parametrize(("k", "n"), [shape for model in ROW.values() for shape in model])
+def test_every_form_of_the_row_parallel_product_has_the_same_bits(k, n, form):
+    """Which one runs is a guess at time, which may be another on another GPU: the bits are not."""
+    x, weight = random(1000, k), random(n + 8, k, seed=1, scale=0.05)
+    for segments, rounded in linear.VARIANTS:
+        dtype = torch.bfloat16 if rounded else torch.float32
+        of_rank = [tensor[:, : k // 8 * segments].contiguous() for tensor in (x, weight)]
+        whole = linear.segmented(*of_rank, segments, dtype, linear.MANY)
+        for rows in (1, 7, 63, 64, 65, 129, 1000):
+            found = linear.segmented(of_rank[0][:rows], of_rank[1], segments, dtype, form)
+            assert mismatches(found, whole[:rows]) == 0, (segments, rounded, rows)
+
+
 @pytest.mark.parametrize("width", [128, 1024, 2560])
 def test_the_norms(kernels, width):
     x, residual, weight = random(65536, width), random(65536, width, seed=1), random(width, seed=2)
@@ -124,6 +139,20 @@ def test_swiglu_and_rope(kernels):
     cos, sin = table[positions].double()[:, None].chunk(2, dim=-1)
     a, b = x.double().chunk(2, dim=-1)
     assert relative_error(whole, torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)) < 2e-3
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(16, 8), (32, 8), (4, 1), (2, 1)])
+def test_query_and_key_heads_in_one_pass(kernels, heads, kv_heads):
+    qkv, weights = random(4096, (heads + 2 * kv_heads) * 128), (random(128, seed=1), random(128, seed=2))
+    table, positions = random(8192, 128, seed=3).float(), torch.randint(0, 8192, (4096,), device="cuda")
+    both = kernels.qk_norm_rope(qkv, *weights, 1e-6, positions, table, heads, kv_heads)
+    q, k, _ = qkv.split([heads * 128, kv_heads * 128, kv_heads * 128], dim=1)
+    for found, source, weight in zip(both, (q, k), weights, strict=True):
+        normed = kernels.rms_norm(source.reshape(4096, -1, 128), weight, 1e-6, torch.bfloat16)
+        assert mismatches(found, kernels.rope(normed, positions, table)) == 0
+    for rows in (1, 64, 4095):
+        alone = kernels.qk_norm_rope(qkv[:rows], *weights, 1e-6, positions[:rows], table, heads, kv_heads)
+        assert all(mismatches(one, whole[:rows]) == 0 for one, whole in zip(alone, both, strict=True))
 
 
 def bounds(*lengths: int) -> Tensor:
@@ -276,3 +305,45 @@ def test_a_variant_that_no_receipt_shows_is_refused(kernels):
     with pytest.raises(KernelSetError, match="is no variant that the receipts show"):
         launch.launch("another", swiglu.swiglu_kernel, (1,))
     assert kernels.compiled_kernels() == shown
+
+
+@pytest.mark.parametrize(
+    ("operation", "message"),
+    [
+        ("linear", "linear: a row alone"),
+        ("linear_segmented", "linear_segmented: a row alone"),
+        ("rms_norm", "rms_norm: a row alone"),
+        ("swiglu", "swiglu: a row alone"),
+        ("rope", "qk_norm_rope: q in two steps"),
+        ("log_softmax", "log_softmax: a row alone"),
+    ],
+)
+def test_the_self_test_stops_at_an_operation_whose_rows_see_each_other(kernels, monkeypatch, operation, message):
+    """One bit of one number of a row that is alone, and the set is refused by the property that no longer holds."""
+    right = getattr(self_test, operation)
+
+    def broken(x, *rest):
+        out = right(x, *rest).clone()
+        if out.shape[0] == 1:
+            out.view(torch.int16 if out.dtype is torch.bfloat16 else torch.int32).view(-1)[3] ^= 1
+        return out
+
+    if operation == "rope":  # no row is alone there: the fused form is compared with the two steps
+
+        def broken(x, *rest):
+            out = right(x, *rest).clone()
+            out.view(torch.int16).view(-1)[3] ^= 1
+            return out
+
+    monkeypatch.setattr(self_test, operation, broken)
+    with pytest.raises(KernelSetError, match=message):
+        self_test.self_test()
+    monkeypatch.undo()
+    self_test.self_test()
+
+
+def test_one_query_without_pages_is_refused(kernels):
+    """That call of FlashAttention takes other blocks of keys, hence other bits, than the paged one that decodes."""
+    q, k = random(1, 4, 128), random(300, 2, 128)
+    with pytest.raises(ValueError, match="one query a sequence decodes over pages"):
+        kernels.attention(q, k, k, bounds(1), bounds(300), SCALE)

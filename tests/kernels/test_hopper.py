@@ -11,6 +11,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,17 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from contract_schema.kernels.hopper import launch, linear, logprob, norm, rope, sample, swiglu
+from contract_schema.kernels.hopper import (
+    cuda_source,
+    launch,
+    linear,
+    logprob,
+    norm,
+    qk_norm_rope,
+    rope,
+    sample,
+    swiglu,
+)
 from contract_schema.kernels.kernel_set import KernelSetError
 
 REPOSITORY = Path(__file__).parents[2]
@@ -38,22 +49,21 @@ def compiled(kernel: Any, types: dict[str, str], constants: dict[str, Any], warp
     return triton.compile(source, target=HOPPER, options=options)
 
 
-def test_the_row_parallel_product_uses_one_tensor_core_instruction_and_spills_nothing():
-    """Other rows of one instruction (64) and another K (16) would be another order of sums inside a tensor core."""
-    for form in (linear._FEW, linear._MANY):
-        for each in {1, form.each}:
-            shapes = {"a": (form.rows, 64), "b": (form.columns, 64)}
-            descriptors = {name: f"tensordesc<bf16[{rows}, {k}]>" for name, (rows, k) in shapes.items()}
-            found = compiled(
-                linear.parts_kernel,
-                descriptors | {"parts": FP32, "m": INT, "eighths": INT, "steps": INT},
-                {"EACH": each, "BM": form.rows, "BN": form.columns, "BK": 64, "GROUP": 8},
-                form.warps,
-                form.stages,
-            )
-            used = set(re.findall(r"\b(?:wgmma\.mma_async|mma\.sync)[\w.:]*", found.asm["ptx"]))
-            assert used == {f"wgmma.mma_async.sync.aligned.m64n{form.columns}k16.f32.bf16.bf16"}
-            assert not re.search(r"\.local\b", found.asm["ptx"])
+@pytest.mark.parametrize(("segments", "rounded"), linear.VARIANTS)
+def test_the_row_parallel_product_compiles_without_a_spill(segments: int, rounded: bool):
+    cubin = linear.compile_variant(segments, rounded)
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        used, code = (
+            subprocess.run([tool, flag, file.name], capture_output=True, text=True, check=True).stdout
+            for flag in ("--dump-resource-usage", "--dump-sass")
+        )
+    assert re.findall(r"STACK:(\d+)", used) == ["0"] * (1 + len(linear.SHARED_OUT))
+    assert not re.search(r"\b(LDL|STL)\b", code)
+    # one instruction family, two widths: what a width does to bits is tried on a GPU
+    assert set(re.findall(r"HGMMA\.\w+", code)) == {"HGMMA.64x64x16", "HGMMA.64x128x16"}
 
 
 @pytest.mark.parametrize("width", sorted(norm._BLOCKS))
@@ -66,6 +76,11 @@ def test_no_product_and_sum_are_contracted(width: int):
     assert "fma" not in ptx
     assert "div.rn.f32" in ptx and "sqrt.rn.f32" in ptx
     assert ".approx" not in ptx
+
+
+def test_a_source_that_does_not_compile_is_refused_with_the_compilers_words():
+    with pytest.raises(KernelSetError, match=r"row_parallel.cu does not compile: .*SEGMENTS"):
+        cuda_source.compile_source("row_parallel.cu", {"OUT_BF16": 1, "MANY_STAGES": 5, "FORMS": ""})
 
 
 def test_a_digest_is_of_the_code_and_nothing_else():
@@ -129,6 +144,14 @@ def test_other_kernels_compile_for_the_gpu():
         {"HEADS": 8, "HALF": 64},
         4,
     )
+    heads = {"q_weight": BF16, "k_weight": BF16, "q_out": BF16, "k_out": BF16, "heads": INT, "kv_heads": INT}
+    ptx = compiled(
+        qk_norm_rope.qk_norm_rope_kernel,
+        {"qkv": BF16, "positions": "*i64", "table": FP32, "eps": "fp32", **heads},
+        {"HEADS": 8, "HALF": 64, "LEVELS": 6},
+        4,
+    ).asm["ptx"]
+    assert "fma" not in ptx
     for logits in (BF16, FP32):
         compiled(
             logprob.segment_kernel,

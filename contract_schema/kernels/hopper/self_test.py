@@ -16,6 +16,7 @@ from .attention import attention
 from .linear import linear, linear_partial, linear_segmented
 from .logprob import log_softmax, logprob_combine, logprob_segments, logprob_token
 from .norm import add_rms_norm, rms_norm
+from .qk_norm_rope import qk_norm_rope
 from .rope import rope
 from .sample import murmur_hash, sample
 from .swiglu import swiglu
@@ -45,20 +46,25 @@ def self_test() -> None:
 
 
 def _products(random) -> None:  # type: ignore[no-untyped-def]
-    x, weight = random(products.SPLIT_ROWS + 19, 512), random(192, 512)
+    x, weight = random(147, 1024), random(192, 1024)
     whole = linear(x, weight)
     _same("linear: a row alone", whole[7:8], linear(x[7:8], weight))
     _same("linear: a slice of N", whole[:, 64:128], linear(x, weight[64:128]))
-    tiles = linear_segmented(x, weight, 8)
-    _same("linear_segmented: both forms", tiles[7:26], linear_segmented(x[7:26], weight, 8))
-    for rows in (x, x[7:26]):
-        partial = linear_partial(rows, weight, 8)
-        _same("linear_segmented: the partial, rounded", linear_segmented(rows, weight, 8), partial.to(x.dtype))
-        for ranks in (2, 4, 8):
-            width = 512 // ranks
-            cuts = [slice(rank * width, (rank + 1) * width) for rank in range(ranks)]
-            parts = [linear_partial(rows[:, cut].contiguous(), weight[:, cut].contiguous(), 8 // ranks) for cut in cuts]
-            _same(f"linear_partial: {ranks} ranks", partial, tree_sum(parts))
+    for segments, rounded in products.VARIANTS:
+        dtype = x.dtype if rounded else torch.float32
+        rows, columns = (tensor[:, : 128 * segments].contiguous() for tensor in (x, weight))
+        expected = products.segmented(rows, columns, segments, dtype, products.MANY)
+        for form in products.FORMS:
+            found = products.segmented(rows, columns, segments, dtype, form)
+            _same(f"row-parallel: {segments} segments, form {form.name}", expected, found)
+    segmented, partial = linear_segmented(x, weight, 8), linear_partial(x, weight, 8)
+    _same("linear_segmented: a row alone", segmented[7:8], linear_segmented(x[7:8], weight, 8))
+    _same("linear_segmented: the partial, rounded", segmented, partial.to(x.dtype))
+    for ranks in (2, 4, 8):
+        width = 1024 // ranks
+        cuts = [slice(rank * width, (rank + 1) * width) for rank in range(ranks)]
+        parts = [linear_partial(x[:, cut].contiguous(), weight[:, cut].contiguous(), 8 // ranks) for cut in cuts]
+        _same(f"linear_partial: {ranks} ranks", partial, tree_sum(parts))
 
 
 def _rows(random) -> None:  # type: ignore[no-untyped-def]
@@ -73,6 +79,12 @@ def _rows(random) -> None:  # type: ignore[no-untyped-def]
     _same("swiglu: a row alone", swiglu(gate_up)[4:5], swiglu(gate_up[4:5]))
     x, table = random(9, 12, 128), random(64, 128).float()
     positions = torch.arange(9, device="cuda") * 7
+    qkv, weights = random(9, (16 + 2 * 3) * 128), (random(128), random(128))
+    q, k, _ = qkv.split([16 * 128, 3 * 128, 3 * 128], dim=1)
+    both = qk_norm_rope(qkv, *weights, 1e-6, positions, table, 16, 3)
+    for what, found, source, weight in zip("qk", both, (q, k), weights, strict=True):
+        apart = rope(rms_norm(source.reshape(9, -1, 128), weight, 1e-6, x.dtype), positions, table)
+        _same(f"qk_norm_rope: {what} in two steps", found, apart)
     _same("rope: a token alone", rope(x, positions, table)[5:6], rope(x[5:6], positions[5:6], table))
 
 

@@ -55,12 +55,15 @@ class RolloutRecording:
         self._rows = np.empty((0, 2), np.int32)
         self._last_rows = self._rows
         self._handles: list[Any] = []
+        self._attentions = [layer.self_attn for layer in model.model.layers]
         self._attach(model)
 
     def finish(self) -> None:
         """Removes every hook, then writes."""
         for handle in self._handles:
             handle.remove()
+        for attention in self._attentions:
+            attention.steps_apart = False
         self._recorder.finish()
 
     def _attach(self, model: Any) -> None:
@@ -76,6 +79,7 @@ class RolloutRecording:
 
     def _attach_layer(self, index: int, layer: Any) -> None:
         attention, mlp = layer.self_attn, layer.mlp
+        attention.steps_apart = True
 
         def name(op: str) -> str:
             return layer_point(index, op)

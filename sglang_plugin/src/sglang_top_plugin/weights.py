@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -12,6 +13,8 @@ from torch import Tensor
 from ._contract.schema.errors import ReceiptMismatch
 from ._contract.schema.weights import combine_part_digests, hf_weight_names, weight_parts
 from .active import active
+
+_HASHERS = 8
 
 
 def gathered_digests(model: Any) -> dict[str, str]:
@@ -47,20 +50,24 @@ def part_digests(model: Any) -> dict[str, dict[int, str]]:
     """HF tensor -> part index -> SHA-256 of that part, for the parts that this rank holds."""
     run = active()
     shards = _shards(model)
-    found: dict[str, dict[int, str]] = {}
+    held: dict[tuple[str, int], Tensor] = {}
     for name in hf_weight_names(run.shape):
         parts = weight_parts(name, run.shape)
         owned = parts.owned(run.tp_rank, run.tp_size)
         shard = shards[name]
         if parts.axis is None:
-            found[name] = {0: _sha256(shard)}
+            held[name, 0] = shard
             continue
         # parts are equal before the vocabulary's last ones are trimmed, so the first one that is owned tells the offset
         offset = parts.bounds[owned.start][0]
-        found[name] = {}
         for index in owned:
             low, high = parts.bounds[index]
-            found[name][index] = _sha256(shard.narrow(parts.axis, low - offset, high - low))
+            held[name, index] = shard.narrow(parts.axis, low - offset, high - low)
+    found: dict[str, dict[int, str]] = {name: {} for name, _ in held}
+    # hashing leaves Python alone meanwhile, and one core takes seconds for gigabytes
+    with ThreadPoolExecutor(_HASHERS) as pool:
+        for (name, index), digest in zip(held, pool.map(_sha256, held.values()), strict=True):
+            found[name][index] = digest
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -17,29 +18,31 @@ from .mapping import from_megatron, local_parameters
 #: (Hugging Face name, index of the part) -> SHA-256.
 PartDigests = dict[tuple[str, int], str]
 
+_HASHERS = 8
+
 
 def _sha256(tensor: Tensor) -> str:
     if not tensor.numel():
         return hashlib.sha256(b"").hexdigest()
-    return hashlib.sha256(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()
+    return hashlib.sha256(tensor.detach().cpu().contiguous().view(torch.uint8).numpy()).hexdigest()
 
 
 def part_digests(model: Any, shape: ModelShape, tp_rank: int, tp_size: int) -> list[PartDigests]:
     """The digests of every part that this rank holds, one dict a parameter (a tied copy is a parameter of its own)."""
-    found = []
+    held: list[dict[tuple[str, int], Tensor]] = []
     for parameter in local_parameters(model, shape, tp_rank, tp_size):
-        digests: PartDigests = {}
+        pieces: dict[tuple[str, int], Tensor] = {}
         for piece, part in zip(from_megatron(parameter.tensor, parameter.layout, shape), parameter.parts, strict=True):
             cut = weight_parts(part.name, shape)
             for index in cut.owned(tp_rank, tp_size):
                 start, stop = cut.bounds[index]
                 # A part that is padding alone is empty, and may begin before this rank's rows.
                 offset = start - part.start if stop > start else 0
-                digests[part.name, index] = _sha256(
-                    piece if part.axis is None else piece.narrow(part.axis, offset, stop - start)
-                )
-        found.append(digests)
-    return found
+                pieces[part.name, index] = piece if part.axis is None else piece.narrow(part.axis, offset, stop - start)
+        held.append(pieces)
+    # hashing leaves Python alone meanwhile, and one core takes seconds for gigabytes
+    with ThreadPoolExecutor(_HASHERS) as pool:
+        return [dict(zip(pieces, pool.map(_sha256, pieces.values()), strict=True)) for pieces in held]
 
 
 def gathered_digests(model: Any, shape: ModelShape, tp_rank: int, tp_size: int) -> dict[str, str]:

@@ -43,6 +43,8 @@ class ContractAttention(nn.Module):
         self.k_norm = ContractRMSNorm(shape.head_dim, shape.rms_norm_eps)
         self.o_proj = SegmentedRowLinear(shape.q_size, shape.hidden_size, add_prefix("o_proj", prefix))
         self.rope_table = table()
+        #: Set while a recording runs, which wants what stands between norm and rotation; the bits are the same.
+        self.steps_apart = False
         self.attn = RadixAttention(
             self.q_size // shape.head_dim,
             shape.head_dim,
@@ -56,10 +58,26 @@ class ContractAttention(nn.Module):
         """``hidden_states [T, H]``, ``positions [T]`` -> ``[T, H]``."""
         qkv, _ = self.qkv_proj(hidden_states)
         q, k, v = qkv.split([self.q_size, self.kv_size, self.kv_size], dim=-1)
-        q = self._rotate(self.q_norm, q, positions)
-        k = self._rotate(self.k_norm, k, positions)
+        if self.steps_apart:
+            q = self._rotate(self.q_norm, q, positions)
+            k = self._rotate(self.k_norm, k, positions)
+        else:
+            q, k = self._norm_and_rotate(qkv, positions)
         out: tuple[Tensor, None] = self.o_proj(self.attn(q, k, v, forward_batch))
         return out[0]
+
+    def _norm_and_rotate(self, qkv: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        q, k = active().kernels.qk_norm_rope(
+            qkv,
+            self.q_norm.weight,
+            self.k_norm.weight,
+            self.q_norm.variance_epsilon,
+            positions,
+            self.rope_table,
+            self.q_size // self.head_dim,
+            self.kv_size // self.head_dim,
+        )
+        return q.flatten(1), k.flatten(1)
 
     def _rotate(self, norm: ContractRMSNorm, x: Tensor, positions: Tensor) -> Tensor:
         heads = norm(x.reshape(x.shape[0], -1, self.head_dim))

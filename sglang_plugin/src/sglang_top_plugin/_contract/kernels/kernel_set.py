@@ -38,6 +38,9 @@ class KernelSet:
     add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
     #: ``(x [T, H, D], positions [T] int64, table [P, D] fp32) -> [T, H, D]``: neox pairing, one rounding.
     rope: Callable[[Tensor, Tensor, Tensor], Tensor]
+    #: ``(qkv [T, (H + 2 Hkv) D], q_weight [D], k_weight [D], eps, positions [T], table [P, D], H, Hkv) -> (q [T, H, D],
+    #: k [T, Hkv, D])``: each head's norm, rounded, then its rotation; the bits of ``rms_norm`` and ``rope`` one by one.
+    qk_norm_rope: Callable[..., tuple[Tensor, Tensor]]
     #: ``(q, k, v, cu_seqlens_q, cu_seqlens_k, scale, max_seqlen=None) -> (out [Tq, H, D], lse [Tq, H] fp32)``: causal,
     #: bottom right. Where ``max_seqlen`` is left out, a GPU is waited for to find it.
     attention: Callable[..., tuple[Tensor, Tensor]]

@@ -36,8 +36,7 @@ def launch(key: str, kernel: Any, grid: tuple[int, ...], *arguments: Any, **cons
         if base is not None and base.data_ptr() % ALIGNMENT:
             raise ValueError(f"kernel {key}: a tensor of {tuple(base.shape)} {base.dtype} is not 16-byte aligned")
     if _sealed and key not in _compiled:
-        known = ", ".join(sorted(_compiled))
-        raise KernelSetError(f"kernel {key} is no variant that the receipts show; known: {known}")
+        raise _unknown(key)
     found = kernel[grid](*arguments, **constants, enable_fp_fusion=False)
     if _compiled.get(key) is not found:
         _keep(key, found)
@@ -55,11 +54,31 @@ def aligned_rows(tensor: Tensor) -> Tensor:
     return found if found.stride(1) == 1 and not found.data_ptr() % ALIGNMENT else aligned(found.contiguous())
 
 
+def record(key: str, cubin: bytes) -> None:
+    """Puts a kernel that was compiled elsewhere on the list, under ``key``.
+
+    Raises:
+        KernelSetError: after the self-test, or when other machine code stands under that key.
+    """
+    if _sealed:
+        raise _unknown(key)
+    _keep_digest(key, cubin)
+
+
+def _unknown(key: str) -> KernelSetError:
+    known = ", ".join(sorted(_digests))
+    return KernelSetError(f"kernel {key} is no variant that the receipts show; known: {known}")
+
+
 def _keep(key: str, found: Any) -> None:
-    digest = code_digest(found.asm["cubin"])
+    _keep_digest(key, found.asm["cubin"])
+    _compiled[key] = found
+
+
+def _keep_digest(key: str, cubin: bytes) -> None:
+    digest = code_digest(cubin)
     if _digests.setdefault(key, digest) != digest:
         raise KernelSetError(f"kernel {key} was compiled a second time, to other machine code; the contract has one")
-    _compiled[key] = found
 
 
 def seal() -> None:

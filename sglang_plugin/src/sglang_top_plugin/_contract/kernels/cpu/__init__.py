@@ -17,6 +17,7 @@ def kernels() -> KernelSet:
     from .linear import linear, linear_partial, linear_segmented
     from .logprob import log_softmax, logprob_combine, logprob_segments, logprob_token, scale_logits
     from .norm import add_rms_norm, rms_norm
+    from .qk_norm_rope import qk_norm_rope
     from .rope import rope
     from .sample import sample
     from .swiglu import swiglu
@@ -30,6 +31,7 @@ def kernels() -> KernelSet:
         rms_norm=rms_norm,
         add_rms_norm=add_rms_norm,
         rope=rope,
+        qk_norm_rope=qk_norm_rope,
         attention=attention,
         swiglu=swiglu,
         scale_logits=scale_logits,

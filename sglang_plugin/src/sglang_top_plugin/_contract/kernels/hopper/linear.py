@@ -1,105 +1,70 @@
 """Matrix products whose every element is one fixed sum over K, at every M and on every slice of N.
 
-The column-parallel product is DeepGEMM's. The row-parallel one cuts K into segments, each an fp32 sum over K ascending
-in steps of 64 by one tensor-core instruction (`wgmma`, 64 rows, 16 of K), and adds the segments in the contract's tree.
-It has two forms with the same bits: for few rows every segment of a tile is a program of its own; for many a program
-adds up a pair, the lowest level of the tree. A second kernel does the levels above.
+The column-parallel product is DeepGEMM's. The row-parallel one (``row_parallel.cu``) cuts K into segments, each an fp32
+sum over K ascending by one tensor-core instruction (`wgmma`, 64 rows, 16 of K), and adds the segments in the contract's
+tree. It has several forms with the same bits, and takes the one that should be fastest: for many rows one program walks
+a tile's segments; for fewer, a cluster of programs shares them out, for then what counts is that every multiprocessor
+reads weights.
 """
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache, lru_cache
 from typing import NamedTuple
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
-from triton.tools.tensor_descriptor import TensorDescriptor
 
-from .launch import aligned, launch
+from . import cuda_source
+from .launch import aligned, record
 
 _K_STEP = 64
-_GROUP = 8
-_TREE_BLOCK = 1024
+_WARPGROUP = 128
 
 
-class _Form(NamedTuple):
-    """Sizes of the first of the two kernels; moves no bit. `each` is how many segments a program adds up itself."""
+class Form(NamedTuple):
+    """A kernel of ``row_parallel.cu`` and its tile: rows and columns, segments a program walks, stages of its ring."""
 
+    name: str
     rows: int
     columns: int
-    each: int
-    warps: int
+    segments: int
     stages: int
 
+    @property
+    def stage_bytes(self) -> int:
+        return 2 * _K_STEP * (self.rows + self.columns)
 
-#: Up to so many rows, all segments are programs of their own, in small tiles: what counts is that every multiprocessor
-#: reads weights.
-SPLIT_ROWS = 128
-_FEW = _Form(rows=64, columns=64, each=1, warps=4, stages=4)
-#: Larger tiles, and two segments a program: half as many partial sums go through memory.
-_MANY = _Form(rows=128, columns=128, each=2, warps=8, stages=4)
+    @property
+    def source(self) -> str:
+        return f"SHARED_OUT({self.name},{self.rows // 64},{self.columns},{self.segments},{self.stages})"
 
+    @property
+    def threads(self) -> int:
+        loaders = _WARPGROUP if self is MANY else 32
+        return self.rows // 64 * _WARPGROUP + loaders
 
-@triton.jit
-def _segment(a, b, row, column, first, steps, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """fp32 ``[BM, BN]``: the sum over ``steps`` steps of K from step ``first`` on."""
-    acc = tl.zeros((BM, BN), tl.float32)
-    for step in range(steps):
-        k = (first + step) * BK
-        acc = tl.dot(a.load([row, k]), b.load([column, k]).T, acc)
-    return acc
-
-
-@triton.jit(do_not_specialize=["m", "eighths", "steps"])
-def parts_kernel(  # type: ignore[no-untyped-def]
-    a,
-    b,
-    parts,
-    m,
-    eighths,
-    steps,
-    EACH: tl.constexpr,
-    BM: tl.constexpr,
-    BN: tl.constexpr,
-    BK: tl.constexpr,
-    GROUP: tl.constexpr,
-):
-    n = eighths * 8
-    tiles_m, tiles_n = tl.cdiv(m, BM), tl.cdiv(n, BN)
-    # neighbouring programs share rows and columns while these are in the second-level cache
-    band = tl.program_id(0) // (GROUP * tiles_n)
-    height = tl.minimum(tiles_m - band * GROUP, GROUP)
-    within = tl.program_id(0) % (GROUP * tiles_n)
-    row = (band * GROUP + within % height) * BM
-    column = (within // height) * BN
-    part = tl.program_id(1)
-    total = _segment(a, b, row, column, part * EACH * steps, steps, BM, BN, BK)
-    if EACH == 2:
-        total += _segment(a, b, row, column, (part * EACH + 1) * steps, steps, BM, BN, BK)
-    rows, columns = row + tl.arange(0, BM)[:, None], column + tl.arange(0, BN)[None, :]
-    at = (part.to(tl.int64) * m + rows) * n + columns
-    tl.store(parts + at, total, mask=(rows < m) & (columns < n))
+    @property
+    def shared_bytes(self) -> int:
+        """The stages, the sums that come in or wait (fp32, one tile of them), the barriers."""
+        return self.stages * self.stage_bytes + 4 * self.rows * self.columns + 16 * self.stages + 64
 
 
-@triton.jit(do_not_specialize=["blocks"])
-def tree_kernel(parts, out, blocks, LEAVES: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    size = blocks.to(tl.int64) * 8
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < size
-    p0 = tl.load(parts + at, mask=inside, other=0.0)
-    if LEAVES > 1:
-        p0 += tl.load(parts + size + at, mask=inside, other=0.0)
-    if LEAVES > 2:
-        p2 = tl.load(parts + 2 * size + at, mask=inside, other=0.0)
-        p0 += p2 + tl.load(parts + 3 * size + at, mask=inside, other=0.0)
-    if LEAVES > 4:
-        p4 = tl.load(parts + 4 * size + at, mask=inside, other=0.0)
-        p4 += tl.load(parts + 5 * size + at, mask=inside, other=0.0)
-        p6 = tl.load(parts + 6 * size + at, mask=inside, other=0.0)
-        p4 += p6 + tl.load(parts + 7 * size + at, mask=inside, other=0.0)
-        p0 += p4
-    tl.store(out + at, p0.to(out.dtype.element_ty), mask=inside)
+MANY = Form("many", 128, 128, 8, 5)
+SHARED_OUT = (
+    Form("few_64", 64, 64, 2, 8),
+    Form("few_128", 64, 128, 2, 7),
+    Form("few_deep", 64, 64, 4, 8),
+    Form("some", 128, 64, 4, 6),
+)
+FORMS = (*SHARED_OUT, MANY)
+#: Programs of ``many`` that load one tile of weights together.
+_MANY_PROGRAMS = 2
+#: What a program costs beside its loads, in rows of a load: measured, as the form only decides time.
+_START = 200
+#: (segments, rounded to bfloat16) of every variant.
+VARIANTS = ((8, True), (8, False), (4, False), (2, False), (1, False))
 
 
 def linear(x: Tensor, weight: Tensor) -> Tensor:
@@ -126,15 +91,16 @@ def linear_partial(x: Tensor, weight: Tensor, segments: int) -> Tensor:
     Raises:
         ValueError: when a segment is no multiple of the K step, or there are not 1, 2, 4 or 8.
     """
-    return _segmented(x, weight, segments, torch.float32)
+    return segmented(x, weight, segments, torch.float32)
 
 
 def linear_segmented(x: Tensor, weight: Tensor, segments: int) -> Tensor:
     """:func:`linear_partial` of a rank that holds the whole K, rounded once to bfloat16."""
-    return _segmented(x, weight, segments, x.dtype)
+    return segmented(x, weight, segments, x.dtype)
 
 
-def _segmented(x: Tensor, weight: Tensor, segments: int, out_dtype: torch.dtype) -> Tensor:
+def segmented(x: Tensor, weight: Tensor, segments: int, out_dtype: torch.dtype, form: Form | None = None) -> Tensor:
+    """The row-parallel product in ``form``, or the one that should be fastest."""
     _check(x, weight)
     depth, columns = x.shape[-1], weight.shape[0]
     if segments not in (1, 2, 4, 8) or depth % (segments * _K_STEP) or columns % 8:
@@ -147,40 +113,83 @@ def _segmented(x: Tensor, weight: Tensor, segments: int, out_dtype: torch.dtype)
     out = torch.empty(rows, columns, dtype=out_dtype, device=x.device)
     if not rows:
         return out.reshape(*x.shape[:-1], columns)
-    form = _FEW if rows <= SPLIT_ROWS else _MANY
-    each = min(form.each, segments)
-    leaves = segments // each
-    parts = torch.empty(leaves, rows, columns, dtype=torch.float32, device=x.device)
-    launch(
-        f"linear_parts_{form.rows}x{form.columns}_{each}",
-        parts_kernel,
-        (triton.cdiv(rows, form.rows) * triton.cdiv(columns, form.columns), leaves),
-        TensorDescriptor.from_tensor(flat, [form.rows, _K_STEP]),
-        TensorDescriptor.from_tensor(weight, [form.columns, _K_STEP]),
-        parts,
-        rows,
-        columns // 8,
-        depth // segments // _K_STEP,
-        EACH=each,
-        BM=form.rows,
-        BN=form.columns,
-        BK=_K_STEP,
-        GROUP=_GROUP,
-        num_warps=form.warps,
-        num_stages=form.stages,
-    )
-    launch(
-        f"linear_tree_{leaves}_{out_dtype}".replace("torch.", ""),
-        tree_kernel,
-        (triton.cdiv(rows * columns, _TREE_BLOCK),),
-        parts,
-        out,
-        rows * columns // 8,
-        LEAVES=leaves,
-        BLOCK=_TREE_BLOCK,
-        num_warps=4,
-    )
+    form = form or fastest(rows, columns, segments, out_dtype is torch.bfloat16)
+    kernel = _kernels(segments, out_dtype is torch.bfloat16)[form.name]
+    sizes = [cuda_source.integer(size) for size in (rows, columns, depth // segments // _K_STEP)]
+    arguments: list[cuda_source.Argument]
+    if form is MANY:
+        arguments = [
+            cuda_source.tile_map(flat, form.rows, _K_STEP),
+            cuda_source.tile_map(weight, form.columns // _MANY_PROGRAMS, _K_STEP),
+            cuda_source.tile_map(out, 64, 128 // out.element_size()),
+            *sizes,
+        ]
+    else:
+        # rows that are not there need not be loaded: what stands in their place reaches no other row
+        loaded = min(form.rows, -(-rows // 8) * 8)
+        arguments = [
+            cuda_source.tile_map(flat, loaded, _K_STEP),
+            cuda_source.tile_map(weight, form.columns, _K_STEP),
+            cuda_source.pointer(out),
+            *sizes,
+            cuda_source.integer(loaded),
+        ]
+    kernel.start(_programs(form, rows, columns, segments), arguments)
     return out.reshape(*x.shape[:-1], columns)
+
+
+@lru_cache(maxsize=4096)
+def fastest(rows: int, columns: int, segments: int, rounded: bool) -> Form:
+    """The form that should take least time: how often the machine is filled, times what one program does.
+
+    Every form gives the same bits, so this decides nothing else.
+    """
+
+    def cost(form: Form) -> int:
+        at_once = _kernels(segments, rounded)[form.name].programs_at_once
+        fills = -(-_programs(form, rows, columns, segments, persistent=False) // at_once)
+        return fills * (min(form.segments, segments) * (form.rows + form.columns) + _START)
+
+    return min(FORMS, key=cost)
+
+
+def _programs(form: Form, rows: int, columns: int, segments: int, persistent: bool = True) -> int:
+    """How many programs are started; with ``persistent`` off, how many ``many`` would be if each had one tile."""
+    if form is MANY:
+        tiles = _MANY_PROGRAMS * -(-rows // (_MANY_PROGRAMS * form.rows)) * -(-columns // form.columns)
+        at_once = cuda_source.multiprocessors() // _MANY_PROGRAMS * _MANY_PROGRAMS
+        return min(tiles, at_once) if persistent else tiles
+    return -(-rows // form.rows) * -(-columns // form.columns) * _cluster(form, segments)
+
+
+def _cluster(form: Form, segments: int) -> int:
+    return _MANY_PROGRAMS if form is MANY else segments // min(form.segments, segments)
+
+
+@cache
+def _kernels(segments: int, rounded: bool) -> dict[str, cuda_source.Kernel]:
+    """Every form for so many segments on this rank, with an output rounded to bfloat16 or left in fp32."""
+    cubin = _compiled()[segments, rounded]
+    record(f"row_parallel_{segments}_{'bfloat16' if rounded else 'float32'}", cubin)
+    sizes = {form.name: (form.threads, _cluster(form, segments), form.shared_bytes) for form in FORMS}
+    return cuda_source.load_kernels(cubin, sizes)
+
+
+@cache
+def _compiled() -> dict[tuple[int, bool], bytes]:
+    with ThreadPoolExecutor(len(VARIANTS)) as pool:
+        return dict(zip(VARIANTS, pool.map(lambda variant: compile_variant(*variant), VARIANTS), strict=True))
+
+
+def compile_variant(segments: int, rounded: bool) -> bytes:
+    """The object file of every form; needs no GPU."""
+    definitions: dict[str, int | str] = {
+        "SEGMENTS": segments,
+        "OUT_BF16": int(rounded),
+        "MANY_STAGES": MANY.stages,
+        "FORMS": "".join(form.source for form in SHARED_OUT),
+    }
+    return cuda_source.compile_source("row_parallel.cu", definitions)
 
 
 def _check(x: Tensor, weight: Tensor) -> None:
