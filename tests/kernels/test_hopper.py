@@ -1,4 +1,4 @@
-"""The Triton kernels of the set `hopper` on a machine without a GPU: compiled for it, and run by Triton's interpreter.
+"""The kernels of the set `hopper` on a machine without a GPU: compiled for it, and those in Triton interpreted.
 
 The interpreter keeps every sum's written order and rounds fp32 as a GPU does (bfloat16 it truncates, so it is not used
 here). Bits on a GPU are the subject of ``tests/gpu``.
@@ -12,7 +12,9 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -64,6 +66,50 @@ def test_the_row_parallel_product_compiles_without_a_spill(segments: int, rounde
     assert not re.search(r"\b(LDL|STL)\b", code)
     # one instruction family, two widths: what a width does to bits is tried on a GPU
     assert set(re.findall(r"HGMMA\.\w+", code)) == {"HGMMA.64x64x16", "HGMMA.64x128x16"}
+
+
+@pytest.fixture
+def a_whole_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """How many programs an H200 runs at once when a multiprocessor has room for one."""
+
+    def kernels(segments: int, rounded: bool) -> dict[str, Any]:
+        clusters = {form.name: linear._cluster(form, segments) for form in linear.FORMS}
+        return {name: SimpleNamespace(programs_at_once=132 // size * size) for name, size in clusters.items()}
+
+    monkeypatch.setattr(linear, "_kernels", kernels)
+    linear.fastest.cache_clear()
+    yield
+    linear.fastest.cache_clear()
+
+
+@pytest.mark.parametrize("columns", [1024, 2048, 2560, 4096, 5120])
+@pytest.mark.parametrize("segments", [8, 4, 2, 1])
+def test_few_rows_share_segments_out_and_many_walk_them(a_whole_gpu: None, columns: int, segments: int):
+    for rows in (1, 16, 64):
+        form = linear.fastest(rows, columns, segments, False)
+        assert form in linear.SHARED_OUT and form.rows == 64
+    assert linear.fastest(65536, columns, segments, False) is linear.MANY
+
+
+@pytest.mark.parametrize("form", linear.FORMS, ids=lambda form: form.name)
+def test_a_form_fits_into_shared_memory(form: linear.Form):
+    assert form.shared_bytes <= 227 * 1024
+
+
+@pytest.mark.parametrize(
+    ("depth", "columns", "segments", "message"),
+    [
+        (512, 64, 3, "1, 2, 4 or 8 segments"),
+        (480, 64, 8, "K = 480 in 8, N = 64"),
+        (512, 60, 8, "K = 512 in 8, N = 60"),
+    ],
+)
+def test_a_product_that_has_no_such_segments_is_refused(depth: int, columns: int, segments: int, message: str):
+    x, weight = torch.zeros(3, depth, dtype=torch.bfloat16), torch.zeros(columns, depth, dtype=torch.bfloat16)
+    with pytest.raises(ValueError, match=message):
+        linear.linear_partial(x, weight, segments)
+    with pytest.raises(ValueError, match=r"linear needs x \[.., K\] and weight \[N, K\] in bfloat16"):
+        linear.linear_partial(x.float(), weight, segments)
 
 
 @pytest.mark.parametrize("width", sorted(norm._BLOCKS))

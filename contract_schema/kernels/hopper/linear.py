@@ -134,7 +134,10 @@ def segmented(x: Tensor, weight: Tensor, segments: int, out_dtype: torch.dtype, 
             *sizes,
             cuda_source.integer(loaded),
         ]
-    kernel.start(_programs(form, rows, columns, segments), arguments)
+    programs = _programs(form, rows, columns, segments)
+    if form is MANY:  # each takes tile after tile
+        programs = min(programs, cuda_source.multiprocessors() // _MANY_PROGRAMS * _MANY_PROGRAMS)
+    kernel.start(programs, arguments)
     return out.reshape(*x.shape[:-1], columns)
 
 
@@ -147,19 +150,17 @@ def fastest(rows: int, columns: int, segments: int, rounded: bool) -> Form:
 
     def cost(form: Form) -> int:
         at_once = _kernels(segments, rounded)[form.name].programs_at_once
-        fills = -(-_programs(form, rows, columns, segments, persistent=False) // at_once)
+        fills = -(-_programs(form, rows, columns, segments) // at_once)
         return fills * (min(form.segments, segments) * (form.rows + form.columns) + _START)
 
     return min(FORMS, key=cost)
 
 
-def _programs(form: Form, rows: int, columns: int, segments: int, persistent: bool = True) -> int:
-    """How many programs are started; with ``persistent`` off, how many ``many`` would be if each had one tile."""
-    if form is MANY:
-        tiles = _MANY_PROGRAMS * -(-rows // (_MANY_PROGRAMS * form.rows)) * -(-columns // form.columns)
-        at_once = cuda_source.multiprocessors() // _MANY_PROGRAMS * _MANY_PROGRAMS
-        return min(tiles, at_once) if persistent else tiles
-    return -(-rows // form.rows) * -(-columns // form.columns) * _cluster(form, segments)
+def _programs(form: Form, rows: int, columns: int, segments: int) -> int:
+    """How many programs that take one share of one tile each."""
+    cluster = _cluster(form, segments)
+    tall = form.rows * (cluster if form is MANY else 1)  # the cluster's tiles lie below each other, or it has one tile
+    return -(-rows // tall) * -(-columns // form.columns) * cluster
 
 
 def _cluster(form: Form, segments: int) -> int:

@@ -1,8 +1,8 @@
 """The `hopper` kernel set: exact on one kind of GPU (compute capability 9.0), for training.
 
 The column-parallel product is DeepGEMM's and attention FlashAttention 3's, as sglang-kernel carries it; both are pinned
-by version. All others are Triton kernels of our own, which are never tuned at run time: their blocks, warps and stages
-are constants, and every variant is compiled and hashed at start.
+by version. All others are kernels of our own, the row-parallel product in CUDA and the rest in Triton. Nothing is tuned
+at run time: blocks, warps and stages are constants, and every variant is compiled and hashed at start.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from ..kernel_set import KernelSet
 
 
 def kernels() -> KernelSet:
-    """Assembles the set; the self-test compiles it, or loads it from Triton's cache."""
+    """Assembles the set; the self-test compiles it, or loads it from the compilers' caches."""
     from ..tree import tree_sum
     from . import launch, self_test
     from .attention import attention

@@ -1,7 +1,7 @@
 """CUDA sources of this set: compiled by NVRTC when a process starts, started through the driver.
 
-torch brings both along (``nvidia-cuda-nvrtc``, ``cuda-bindings``), pinned to its own CUDA release, so one version of
-torch is one compiler.
+torch brings both along: ``nvidia-cuda-nvrtc`` at its own CUDA release, so one version of torch is one compiler, and
+``cuda-bindings``, which only hands arguments over.
 """
 
 from __future__ import annotations

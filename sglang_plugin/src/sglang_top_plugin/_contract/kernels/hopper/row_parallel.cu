@@ -31,7 +31,7 @@ __device__ __forceinline__ u32 shared_address(const void* pointer) {
     return static_cast<u32>(__cvta_generic_to_shared(pointer));
 }
 
-// ---- barriers between the thread that loads and the warpgroups that multiply
+// ---- barriers between the thread that loads and the warpgroups that multiply (a waiter asks for a phase's parity)
 
 __device__ __forceinline__ void barrier_init(u32 barrier, u32 count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
@@ -68,7 +68,8 @@ __device__ __forceinline__ void load_tile(const TensorMap* map, u32 target, u32 
 }
 
 // The same tile into the memory of every program of the cluster named in `programs`, at the same place in each.
-__device__ __forceinline__ void load_tile_for(const TensorMap* map, u32 target, u32 barrier, int k, int row, u16 programs) {
+__device__ __forceinline__ void load_tile_for(const TensorMap* map, u32 target, u32 barrier, int k, int row,
+                                              u16 programs) {
     asm volatile(
         "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
         "[%0], [%1, {%3, %4}], [%2], %5;" ::"r"(target),
@@ -96,11 +97,12 @@ __device__ __forceinline__ u32 in_program(u32 address, u32 rank) {
 }
 
 __device__ __forceinline__ void barrier_arrive_in(u32 barrier, u32 rank) {
-    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(in_program(barrier, rank))
-                 : "memory");
+    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(in_program(barrier, rank)) : "memory");
 }
 
-__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+__device__ __forceinline__ void cluster_arrive() {
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
 
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 
@@ -130,7 +132,8 @@ __device__ __forceinline__ void keep(float (&sum)[N]) {
     for (int i = 0; i < N; ++i) asm volatile("" : "+f"(sum[i])::"memory");
 }
 
-#define F8(b) "+f"(sum[b]), "+f"(sum[b + 1]), "+f"(sum[b + 2]), "+f"(sum[b + 3]), "+f"(sum[b + 4]), "+f"(sum[b + 5]), "+f"(sum[b + 6]), "+f"(sum[b + 7])
+#define F4(b) "+f"(sum[b]), "+f"(sum[b + 1]), "+f"(sum[b + 2]), "+f"(sum[b + 3])
+#define F8(b) F4(b), F4(b + 4)
 
 __device__ __forceinline__ void multiply(float (&sum)[32], u64 a, u64 b, int accumulate) {
     asm volatile(
@@ -245,7 +248,8 @@ __device__ __forceinline__ void add(float (&left)[N], const float (&right)[N]) {
 // The sum of COUNT segments in the tree: (s0 + s1) + (s2 + s3), and so on. Left halves wait in registers; for the left
 // half of STACKED segments there are none, and it waits in `stack`, where this thread's vector i lies at i * WARPGROUP.
 template <int COUNT, int STACKED, int N, class R, class F>
-__device__ __forceinline__ void subtree(float (&sum)[N], R& ring, int steps, u32 rows, float4* stack, F& stack_is_free) {
+__device__ __forceinline__ void subtree(float (&sum)[N], R& ring, int steps, u32 rows, float4* stack,
+                                        F& stack_is_free) {
     if constexpr (COUNT == 1) {
         segment<false>(sum, ring, steps, rows);
         finish(sum, ring);
@@ -401,21 +405,22 @@ extern "C" __global__ __launch_bounds__(MANY_THREADS, 1) void many(
     cluster_wait();
 }
 
-// ---- fewer rows: the segments of a tile are shared out over a cluster, PER to a program
-
-// Tiles of GROUPS * 64 rows and WIDTH columns.
+// ---- fewer rows: the segments of a tile are shared out over a cluster
 
 // `bytes` of this program's memory to the same or another program's; `barrier` there counts them.
 __device__ __forceinline__ void copy(u32 target, u32 source, u32 bytes, u32 barrier) {
-    asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(target),
-                 "r"(source), "r"(bytes), "r"(barrier)
-                 : "memory");
+    asm volatile(
+        "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(target),
+        "r"(source), "r"(bytes), "r"(barrier)
+        : "memory");
 }
 
 __device__ __forceinline__ float4 plus(float4 a, float4 b) {
     return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
 }
 
+// Tiles of GROUPS * 64 rows and WIDTH columns, PER segments a program. A program sends every other one the columns that
+// that one adds up, of all rows there are.
 template <int GROUPS, int WIDTH, int PER, int STAGES>
 struct SharedOut {
     static constexpr int ROWS = GROUPS * 64, PROGRAMS = SEGMENTS / PER, THREADS = GROUPS * WARPGROUP + 32;
