@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
 from sglang.srt.distributed import get_tp_group
 from torch import Tensor
 
+from ._contract.kernels.tensor_digest import tensor_digests
 from ._contract.schema.errors import ReceiptMismatch
 from ._contract.schema.weights import combine_part_digests, hf_weight_names, weight_parts
 from .active import active
-
-_HASHERS = 8
 
 
 def gathered_digests(model: Any) -> dict[str, str]:
@@ -64,10 +61,8 @@ def part_digests(model: Any) -> dict[str, dict[int, str]]:
             low, high = parts.bounds[index]
             held[name, index] = shard.narrow(parts.axis, low - offset, high - low)
     found: dict[str, dict[int, str]] = {name: {} for name, _ in held}
-    # hashing leaves Python alone meanwhile, and one core takes seconds for gigabytes
-    with ThreadPoolExecutor(_HASHERS) as pool:
-        for (name, index), digest in zip(held, pool.map(_sha256, held.values()), strict=True):
-            found[name][index] = digest
+    for (name, index), digest in zip(held, tensor_digests(held.values()), strict=True):
+        found[name][index] = digest
     return found
 
 
@@ -101,8 +96,3 @@ def _shards(model: Any) -> dict[str, Tensor]:
             f"{prefix}.mlp.down_proj.weight": mlp.down_proj.weight,
         }
     return shards
-
-
-def _sha256(tensor: Tensor) -> str:
-    data = tensor.detach().cpu().contiguous().view(torch.uint8) if tensor.numel() else torch.empty(0, dtype=torch.uint8)
-    return hashlib.sha256(data.numpy()).hexdigest()

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from .._contract.kernels.tensor_digest import tensor_digests
 from .._contract.schema.errors import DigestMismatch
 from .._contract.schema.profile import ModelShape
 from .._contract.schema.weights import combine_part_digests, hf_weight_names, weight_parts
@@ -17,14 +15,6 @@ from .mapping import from_megatron, local_parameters
 
 #: (Hugging Face name, index of the part) -> SHA-256.
 PartDigests = dict[tuple[str, int], str]
-
-_HASHERS = 8
-
-
-def _sha256(tensor: Tensor) -> str:
-    if not tensor.numel():
-        return hashlib.sha256(b"").hexdigest()
-    return hashlib.sha256(tensor.detach().cpu().contiguous().view(torch.uint8).numpy()).hexdigest()
 
 
 def part_digests(model: Any, shape: ModelShape, tp_rank: int, tp_size: int) -> list[PartDigests]:
@@ -40,9 +30,8 @@ def part_digests(model: Any, shape: ModelShape, tp_rank: int, tp_size: int) -> l
                 offset = start - part.start if stop > start else 0
                 pieces[part.name, index] = piece if part.axis is None else piece.narrow(part.axis, offset, stop - start)
         held.append(pieces)
-    # hashing leaves Python alone meanwhile, and one core takes seconds for gigabytes
-    with ThreadPoolExecutor(_HASHERS) as pool:
-        return [dict(zip(pieces, pool.map(_sha256, pieces.values()), strict=True)) for pieces in held]
+    digests = iter(tensor_digests(piece for pieces in held for piece in pieces.values()))
+    return [{key: next(digests) for key in pieces} for pieces in held]
 
 
 def gathered_digests(model: Any, shape: ModelShape, tp_rank: int, tp_size: int) -> dict[str, str]:
