@@ -1,6 +1,6 @@
 """What exactness costs, kernel by kernel: each of the set `hopper` beside what it replaces, on one Hopper GPU.
 
-    python benchmarks/kernels.py [--json OUT]
+    .venv/bin/python -m benchmarks.kernels [--json OUT]
 
 A row gives both times (median of replays of a CUDA graph, in one process on the same tensors), their ratio, the floor
 (the larger of bytes over memory bandwidth and operations over the matrix rate, both measured here first), and whether a
@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from contract_schema.kernels.kernel_set import load_kernel_set
+from contract_schema.kernels.kernel_set import KernelSetError, load_kernel_set
 
 VOCABULARY = 151936
 SCALE = 128**-0.5
@@ -254,7 +254,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--json", type=Path)
     out = parser.parse_args().json
-    kernels = load_kernel_set("hopper")
+    try:
+        kernels = load_kernel_set("hopper")
+    except KernelSetError as error:
+        parser.error(str(error))
     machine = Machine()
     results = [result for part in (products, elementwise, logprobs, attention) for result in part(kernels, machine)]
     gpu = torch.cuda.get_device_name()

@@ -129,6 +129,8 @@ def run(model: str, sizes: Sizes, workspace: Path) -> dict[str, Any]:
 
 
 def main() -> None:
+    if len(sys.argv) != 3:
+        sys.exit("usage: python -m tests.gpu.conditions MODEL OUT.json")
     model, out = sys.argv[1:]
     with tempfile.TemporaryDirectory() as workspace:
         found = run(model, Sizes(), Path(workspace))
