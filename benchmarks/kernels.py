@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from contract_schema.kernels.checks import same_bits
 from contract_schema.kernels.kernel_set import KernelSetError, load_kernel_set
 
 VOCABULARY = 151936
@@ -81,12 +82,6 @@ class Machine:
         Weights of up to about 50 MB stay in the second-level cache from one replay to the next, and can be under it.
         """
         return max(size / self.bytes_a_second, operations / self.operations_a_second) * 1e6
-
-
-def same_bits(left: Tensor, right: Tensor) -> bool:
-    """Whether two tensors of one type, bfloat16 or float32, are the same bit by bit."""
-    view = torch.int16 if left.dtype is torch.bfloat16 else torch.int32
-    return torch.equal(left.contiguous().view(view), right.contiguous().view(view))
 
 
 def alone(operation: Callable[[Tensor], Tensor], x: Tensor) -> bool:

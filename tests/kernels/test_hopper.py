@@ -73,7 +73,7 @@ def a_whole_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """How many programs an H200 runs at once when a multiprocessor has room for one."""
 
     def kernels(segments: int, rounded: bool) -> dict[str, Any]:
-        clusters = {form.name: linear._cluster(form, segments) for form in linear.FORMS}
+        clusters = {form.name: form.cluster(segments) for form in linear.FORMS}
         return {name: SimpleNamespace(programs_at_once=132 // size * size) for name, size in clusters.items()}
 
     monkeypatch.setattr(linear, "_kernels", kernels)
@@ -126,7 +126,9 @@ def test_no_product_and_sum_are_contracted(width: int):
 
 def test_a_source_that_does_not_compile_is_refused_with_the_compilers_words():
     with pytest.raises(KernelSetError, match=r"row_parallel.cu does not compile: .*SEGMENTS"):
-        cuda_source.compile_source("row_parallel.cu", {"OUT_BF16": 1, "MANY_STAGES": 5, "FORMS": ""})
+        cuda_source.compile_source(
+            "row_parallel.cu", {"OUT_BF16": 1, "STAGE_K": 64, "MANY_STAGES": 5, "MANY_CLUSTER": 2, "FORMS": ""}
+        )
 
 
 def test_a_digest_is_of_the_code_and_nothing_else():

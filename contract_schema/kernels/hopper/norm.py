@@ -15,11 +15,16 @@ _BLOCKS = {128: (8, 4), 1024: (1, 4), 2048: (1, 4), 4096: (1, 8), 8192: (1, 8)}
 
 
 @triton.jit
+def inverse_root_mean(total, width, eps):  # type: ignore[no-untyped-def]
+    """One over the root of the mean of ``width`` (fp32) squares whose sum is ``total``."""
+    # sqrt and divide are exactly rounded; the approximate rsqrt is one instruction whose bits nobody specifies
+    return tl.div_rn(1.0, tl.sqrt_rn(tl.div_rn(total, width) + eps))
+
+
+@triton.jit
 def _inverse_rms(s, width, eps, ROWS: tl.constexpr, BLOCK: tl.constexpr, LEVELS: tl.constexpr):  # type: ignore[no-untyped-def]
     """fp32 ``[ROWS, 1]``: one over the root mean square of each row of ``s [ROWS, BLOCK]``."""
-    total = tree_add(s * s, ROWS, BLOCK, LEVELS)
-    # sqrt and divide are exactly rounded; the approximate rsqrt is one instruction whose bits nobody specifies
-    return tl.div_rn(1.0, tl.sqrt_rn(tl.div_rn(total, width.to(tl.float32)) + eps))
+    return inverse_root_mean(tree_add(s * s, ROWS, BLOCK, LEVELS), width.to(tl.float32), eps)
 
 
 @triton.jit(do_not_specialize=["rows", "eighths", "eps"])

@@ -5,8 +5,9 @@
 // the highest level, in shared memory; the others share them out over the programs of a cluster, which send each other
 // their sums.
 //
-// Compiled with SEGMENTS (1, 2, 4, 8: how many this rank holds), OUT_BF16 (1: rounded once, 0: fp32), MANY_STAGES and
-// FORMS, the other forms as SHARED_OUT(name, row groups, columns, segments a program, stages).
+// Compiled with SEGMENTS (1, 2, 4, 8: how many this rank holds), OUT_BF16 (1: rounded once, 0: fp32), STAGE_K (of K a
+// stage), MANY_STAGES, MANY_CLUSTER (programs), and FORMS, the other forms as SHARED_OUT(name, row groups, columns,
+// segments a program, stages).
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
@@ -16,7 +17,7 @@ struct alignas(64) TensorMap {
     u64 words[16];
 };
 
-constexpr int K_STEP = 64;
+constexpr int K_STEP = STAGE_K;
 constexpr int WARPGROUP = 128;
 
 extern __shared__ __align__(1024) unsigned char memory[];
@@ -299,7 +300,7 @@ __device__ __forceinline__ u32 rounded_pair(float low, float high) {
 
 // ---- many rows: 128 x 128 tiles, two warpgroups that multiply and one thread that loads, tiles one after the other
 
-constexpr int TILE = 128, MANY_BYTES = TILE * K_STEP * 2, MANY_PROGRAMS = 2;
+constexpr int TILE = 128, MANY_BYTES = TILE * K_STEP * 2, MANY_PROGRAMS = MANY_CLUSTER;
 constexpr int MANY_THREADS = 3 * WARPGROUP;
 constexpr int STACK_BYTES = 64 * WARPGROUP * 4;  // of one warpgroup
 constexpr int BOX_BYTES = 64 * 128;              // of the output: 64 rows of 128 bytes

@@ -10,8 +10,8 @@ reads weights.
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import cache, lru_cache
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,10 +21,18 @@ from .launch import aligned, record
 
 _K_STEP = 64
 _WARPGROUP = 128
+#: What a program costs beside its loads, in rows of a load: measured, as the form only decides time.
+_START = 200
+#: (segments, rounded to bfloat16) of every variant.
+VARIANTS = ((8, True), (8, False), (4, False), (2, False), (1, False))
 
 
-class Form(NamedTuple):
-    """A kernel of ``row_parallel.cu`` and its tile: rows and columns, segments a program walks, stages of its ring."""
+@dataclass(frozen=True)
+class Form:
+    """A kernel of ``row_parallel.cu``: a cluster of programs shares out the segments of one tile.
+
+    Its tile's rows and columns, the segments that a program walks, the stages of its ring.
+    """
 
     name: str
     rows: int
@@ -33,38 +41,84 @@ class Form(NamedTuple):
     stages: int
 
     @property
-    def stage_bytes(self) -> int:
-        return 2 * _K_STEP * (self.rows + self.columns)
-
-    @property
     def source(self) -> str:
         return f"SHARED_OUT({self.name},{self.rows // 64},{self.columns},{self.segments},{self.stages})"
 
     @property
     def threads(self) -> int:
-        loaders = _WARPGROUP if self is MANY else 32
-        return self.rows // 64 * _WARPGROUP + loaders
+        """A warpgroup for every 64 rows, and a warp that loads."""
+        return self.rows // 64 * _WARPGROUP + 32
 
     @property
     def shared_bytes(self) -> int:
         """The stages, the sums that come in or wait (fp32, one tile of them), the barriers."""
-        return self.stages * self.stage_bytes + 4 * self.rows * self.columns + 16 * self.stages + 64
+        stage = 2 * _K_STEP * (self.rows + self.columns)
+        return self.stages * stage + 4 * self.rows * self.columns + 16 * self.stages + 64
+
+    def cluster(self, segments: int) -> int:
+        """How many programs work together."""
+        return segments // min(self.segments, segments)
+
+    def programs(self, rows: int, columns: int, segments: int) -> int:
+        """How many programs have work."""
+        return -(-rows // self.rows) * -(-columns // self.columns) * self.cluster(segments)
+
+    def started(self, rows: int, columns: int, segments: int) -> int:
+        """How many programs are started."""
+        return self.programs(rows, columns, segments)
+
+    def arguments(self, x: Tensor, weight: Tensor, out: Tensor, steps: int) -> list[cuda_source.Argument]:
+        # rows that are not there need not be loaded: what stands in their place reaches no other row
+        loaded = min(self.rows, -(-x.shape[0] // 8) * 8)
+        return [
+            cuda_source.tile_map(x, loaded, _K_STEP),
+            cuda_source.tile_map(weight, self.columns, _K_STEP),
+            cuda_source.pointer(out),
+            *(cuda_source.integer(size) for size in (*out.shape, steps, loaded)),
+        ]
 
 
-MANY = Form("many", 128, 128, 8, 5)
+@dataclass(frozen=True)
+class PersistentForm(Form):
+    """A program walks all segments of a tile, and takes tile after tile.
+
+    The programs of a cluster have tiles below each other and load the weights' tile together.
+    """
+
+    below: int = 2
+
+    @property
+    def threads(self) -> int:
+        """A warpgroup for every 64 rows, and one that loads: registers are handed from it to the others."""
+        return (self.rows // 64 + 1) * _WARPGROUP
+
+    def cluster(self, segments: int) -> int:
+        return self.below
+
+    def programs(self, rows: int, columns: int, segments: int) -> int:
+        return -(-rows // (self.below * self.rows)) * -(-columns // self.columns) * self.below
+
+    def started(self, rows: int, columns: int, segments: int) -> int:
+        at_once = cuda_source.multiprocessors() // self.below * self.below
+        return min(self.programs(rows, columns, segments), at_once)
+
+    def arguments(self, x: Tensor, weight: Tensor, out: Tensor, steps: int) -> list[cuda_source.Argument]:
+        return [
+            cuda_source.tile_map(x, self.rows, _K_STEP),
+            cuda_source.tile_map(weight, self.columns // self.below, _K_STEP),
+            cuda_source.tile_map(out, 64, 128 // out.element_size()),
+            *(cuda_source.integer(size) for size in (*out.shape, steps)),
+        ]
+
+
+MANY = PersistentForm("many", rows=128, columns=128, segments=8, stages=5)
 SHARED_OUT = (
-    Form("few_64", 64, 64, 2, 8),
-    Form("few_128", 64, 128, 2, 7),
-    Form("few_deep", 64, 64, 4, 8),
-    Form("some", 128, 64, 4, 6),
+    Form("few_64", rows=64, columns=64, segments=2, stages=8),
+    Form("few_128", rows=64, columns=128, segments=2, stages=7),
+    Form("few_deep", rows=64, columns=64, segments=4, stages=8),
+    Form("some", rows=128, columns=64, segments=4, stages=6),
 )
 FORMS = (*SHARED_OUT, MANY)
-#: Programs of ``many`` that load one tile of weights together.
-_MANY_PROGRAMS = 2
-#: What a program costs beside its loads, in rows of a load: measured, as the form only decides time.
-_START = 200
-#: (segments, rounded to bfloat16) of every variant.
-VARIANTS = ((8, True), (8, False), (4, False), (2, False), (1, False))
 
 
 def linear(x: Tensor, weight: Tensor) -> Tensor:
@@ -115,29 +169,8 @@ def segmented(x: Tensor, weight: Tensor, segments: int, out_dtype: torch.dtype, 
         return out.reshape(*x.shape[:-1], columns)
     form = form or fastest(rows, columns, segments, out_dtype is torch.bfloat16)
     kernel = _kernels(segments, out_dtype is torch.bfloat16)[form.name]
-    sizes = [cuda_source.integer(size) for size in (rows, columns, depth // segments // _K_STEP)]
-    arguments: list[cuda_source.Argument]
-    if form is MANY:
-        arguments = [
-            cuda_source.tile_map(flat, form.rows, _K_STEP),
-            cuda_source.tile_map(weight, form.columns // _MANY_PROGRAMS, _K_STEP),
-            cuda_source.tile_map(out, 64, 128 // out.element_size()),
-            *sizes,
-        ]
-    else:
-        # rows that are not there need not be loaded: what stands in their place reaches no other row
-        loaded = min(form.rows, -(-rows // 8) * 8)
-        arguments = [
-            cuda_source.tile_map(flat, loaded, _K_STEP),
-            cuda_source.tile_map(weight, form.columns, _K_STEP),
-            cuda_source.pointer(out),
-            *sizes,
-            cuda_source.integer(loaded),
-        ]
-    programs = _programs(form, rows, columns, segments)
-    if form is MANY:  # each takes tile after tile
-        programs = min(programs, cuda_source.multiprocessors() // _MANY_PROGRAMS * _MANY_PROGRAMS)
-    kernel.start(programs, arguments)
+    arguments = form.arguments(flat, weight, out, depth // segments // _K_STEP)
+    kernel.start(form.started(rows, columns, segments), arguments)
     return out.reshape(*x.shape[:-1], columns)
 
 
@@ -150,21 +183,10 @@ def fastest(rows: int, columns: int, segments: int, rounded: bool) -> Form:
 
     def cost(form: Form) -> int:
         at_once = _kernels(segments, rounded)[form.name].programs_at_once
-        fills = -(-_programs(form, rows, columns, segments) // at_once)
+        fills = -(-form.programs(rows, columns, segments) // at_once)
         return fills * (min(form.segments, segments) * (form.rows + form.columns) + _START)
 
     return min(FORMS, key=cost)
-
-
-def _programs(form: Form, rows: int, columns: int, segments: int) -> int:
-    """How many programs that take one share of one tile each."""
-    cluster = _cluster(form, segments)
-    tall = form.rows * (cluster if form is MANY else 1)  # the cluster's tiles lie below each other, or it has one tile
-    return -(-rows // tall) * -(-columns // form.columns) * cluster
-
-
-def _cluster(form: Form, segments: int) -> int:
-    return _MANY_PROGRAMS if form is MANY else segments // min(form.segments, segments)
 
 
 @cache
@@ -172,7 +194,7 @@ def _kernels(segments: int, rounded: bool) -> dict[str, cuda_source.Kernel]:
     """Every form for so many segments on this rank, with an output rounded to bfloat16 or left in fp32."""
     cubin = _compiled()[segments, rounded]
     record(f"row_parallel_{segments}_{'bfloat16' if rounded else 'float32'}", cubin)
-    sizes = {form.name: (form.threads, _cluster(form, segments), form.shared_bytes) for form in FORMS}
+    sizes = {form.name: (form.threads, form.cluster(segments), form.shared_bytes) for form in FORMS}
     return cuda_source.load_kernels(cubin, sizes)
 
 
@@ -187,7 +209,9 @@ def compile_variant(segments: int, rounded: bool) -> bytes:
     definitions: dict[str, int | str] = {
         "SEGMENTS": segments,
         "OUT_BF16": int(rounded),
+        "STAGE_K": _K_STEP,
         "MANY_STAGES": MANY.stages,
+        "MANY_CLUSTER": MANY.below,
         "FORMS": "".join(form.source for form in SHARED_OUT),
     }
     return cuda_source.compile_source("row_parallel.cu", definitions)

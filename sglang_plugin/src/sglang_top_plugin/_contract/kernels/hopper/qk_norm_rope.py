@@ -8,10 +8,9 @@ import triton.language as tl
 from torch import Tensor
 
 from .launch import aligned, launch
+from .norm import inverse_root_mean
 from .reduce import levels, tree_add
-
-_HEAD_DIM = 128
-_HEADS = 8
+from .rope import HEAD_DIM, HEADS_EACH, check_table, store_rotated
 
 
 @triton.jit(do_not_specialize=["heads", "kv_heads", "eps"])
@@ -48,7 +47,7 @@ def qk_norm_rope_kernel(  # type: ignore[no-untyped-def]
     wa, wb = tl.load(weight + i).to(tl.float32), tl.load(weight + HALF + i).to(tl.float32)
     # the tree of a whole head: adjacent pairs never straddle the halves before its last level
     total = tree_add(a * a, HEADS, HALF, LEVELS) + tree_add(b * b, HEADS, HALF, LEVELS)
-    scale = tl.div_rn(1.0, tl.sqrt_rn(tl.div_rn(total, 2.0 * HALF) + eps))
+    scale = inverse_root_mean(total, 2.0 * HALF, eps)
     dtype = q_out.dtype.element_ty
     a = ((a * scale) * wa).to(dtype).to(tl.float32)
     b = ((b * scale) * wb).to(dtype).to(tl.float32)
@@ -57,9 +56,7 @@ def qk_norm_rope_kernel(  # type: ignore[no-untyped-def]
     out = q_out
     if is_key:
         out = k_out
-    at = (token * count + head) * (2 * HALF) + i
-    tl.store(out + at, (a * cos - b * sin).to(dtype), mask=inside)
-    tl.store(out + at + HALF, (b * cos + a * sin).to(dtype), mask=inside)
+    store_rotated(out + (token * count + head) * (2 * HALF) + i, a, b, cos, sin, inside, HALF)
 
 
 def qk_norm_rope(
@@ -77,20 +74,19 @@ def qk_norm_rope(
     The same bits as :func:`rms_norm` over each head, rounded, and then :func:`rope`.
     """
     tokens, width = qkv.shape
-    if width != (heads + 2 * kv_heads) * _HEAD_DIM or positions.shape != (tokens,) or table.shape[-1] != _HEAD_DIM:
+    if width != (heads + 2 * kv_heads) * HEAD_DIM or positions.shape != (tokens,) or table.shape[-1] != HEAD_DIM:
         raise ValueError(
-            f"qk_norm_rope needs qkv [T, (heads + 2 kv_heads) {_HEAD_DIM}], positions [T] and table [P, {_HEAD_DIM}], "
+            f"qk_norm_rope needs qkv [T, (heads + 2 kv_heads) {HEAD_DIM}], positions [T] and table [P, {HEAD_DIM}], "
             f"got {tuple(qkv.shape)} for {heads} and {kv_heads} heads, {tuple(positions.shape)}, {tuple(table.shape)}"
         )
-    if table.dtype is not torch.float32 or not table.is_contiguous():
-        raise ValueError(f"the rotary table must be contiguous float32, got {table.dtype}")
-    q = torch.empty(tokens, heads, _HEAD_DIM, dtype=qkv.dtype, device=qkv.device)
-    k = torch.empty(tokens, kv_heads, _HEAD_DIM, dtype=qkv.dtype, device=qkv.device)
+    check_table(table)
+    q = torch.empty(tokens, heads, HEAD_DIM, dtype=qkv.dtype, device=qkv.device)
+    k = torch.empty(tokens, kv_heads, HEAD_DIM, dtype=qkv.dtype, device=qkv.device)
     if tokens:
         launch(
             "qk_norm_rope",
             qk_norm_rope_kernel,
-            (tokens, triton.cdiv(heads, _HEADS) + triton.cdiv(kv_heads, _HEADS)),
+            (tokens, triton.cdiv(heads, HEADS_EACH) + triton.cdiv(kv_heads, HEADS_EACH)),
             aligned(qkv),
             aligned(q_weight),
             aligned(k_weight),
@@ -101,9 +97,9 @@ def qk_norm_rope(
             heads,
             kv_heads,
             eps,
-            HEADS=_HEADS,
-            HALF=_HEAD_DIM // 2,
-            LEVELS=levels(_HEAD_DIM // 2),
+            HEADS=HEADS_EACH,
+            HALF=HEAD_DIM // 2,
+            LEVELS=levels(HEAD_DIM // 2),
             num_warps=4,
         )
     return q, k
