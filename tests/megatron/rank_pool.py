@@ -1,4 +1,4 @@
-"""Processes that import Megatron once and then run jobs in worlds of one to four ranks over gloo."""
+"""Processes that import Megatron once and then run jobs in worlds of one to four ranks, on a CPU or a GPU each."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+from miles_top_launcher.workers.process_group import BACKENDS
+
 JOBS = "tests.megatron.jobs"
 
 
-def _serve(connection: Connection) -> None:
+def _serve(connection: Connection, device: str) -> None:
     import torch
     import torch.distributed as dist
 
@@ -24,8 +26,14 @@ def _serve(connection: Connection) -> None:
     while (task := connection.recv()) is not None:
         name, rank, world_size, store, arguments, options = task
         try:
+            if device == "cuda":
+                torch.cuda.set_device(rank)
             dist.init_process_group(
-                "gloo", init_method=f"file://{store}", rank=rank, world_size=world_size, timeout=timedelta(seconds=120)
+                BACKENDS[device],
+                init_method=f"file://{store}",
+                rank=rank,
+                world_size=world_size,
+                timeout=timedelta(seconds=120),
             )
             value = getattr(jobs, name)(*arguments, **options)
             dist.destroy_process_group()
@@ -42,9 +50,10 @@ class RankPool:
     when it is destroyed, which is whenever a rank's garbage goes, so a file can come back after its job.
     """
 
-    def __init__(self, folder: Path, size: int = 4) -> None:
+    def __init__(self, folder: Path, size: int = 4, device: str = "cpu") -> None:
         self._folder = folder
         self._size = size
+        self._device = device
         self._ranks: list[tuple[mp.process.BaseProcess, Connection]] = []
         self._jobs = 0
 
@@ -54,7 +63,7 @@ class RankPool:
         os.environ.setdefault("NUMBA_NUM_THREADS", "1")
         for _ in range(self._size):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(theirs,), daemon=True)
+            process = context.Process(target=_serve, args=(theirs, self._device), daemon=True)
             process.start()
             theirs.close()
             self._ranks.append((process, ours))

@@ -13,6 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 from .exit_codes import EXACT, INTERRUPTED, REFUSED
+from .matrix import Matrix
 from .plan import VerifyRequest
 
 # typer carries its own copy of click from 0.27 on, so the base class is found from the public one.
@@ -168,8 +169,8 @@ def with_run(command: Callable[..., int]) -> Callable[..., int]:
 def verify(
     run: VerifyRequest,
     matrix: Annotated[
-        Literal["small", "full"] | None,
-        typer.Option(help="Many layouts in one run: small is 18, full is 27 on four models."),
+        Matrix | None,
+        typer.Option(help="Many layouts in one run: two is the 10 of two GPUs, small 18, full 27 on four models."),
     ] = None,
     json: Json = None,
 ) -> int:

@@ -18,15 +18,20 @@ TRAIN_LAYOUTS = (
     (2, 1, 2, 1),
     (1, 2, 2, 1),
 )
-ROLLOUT_TP = {"small": (1, 2), "full": (1, 2, 4)}
+Matrix = Literal["two", "small", "full"]
+#: Rollout TPs of a matrix, and the most ranks of its trainer.
+SIZES: dict[Matrix, tuple[tuple[int, ...], int]] = {"two": ((1, 2), 2), "small": ((1, 2), 4), "full": ((1, 2, 4), 4)}
 
 
-def matrix_layouts(size: Literal["small", "full"], cp_layout: CpLayout) -> tuple[Layout, ...]:
-    """Every rollout TP of the matrix with every train layout: 18 cells for `small`, 27 for `full`."""
+def matrix_layouts(size: Matrix, cp_layout: CpLayout) -> tuple[Layout, ...]:
+    """Every rollout TP of the matrix with every train layout: 10 cells for `two` (what two GPUs hold), 18 for `small`,
+    27 for `full`."""
+    rollout_tps, ranks = SIZES[size]
     return tuple(
         Layout(rollout=RolloutLayout(tp=rollout_tp), train=TrainLayout(tp=tp, pp=pp, cp=cp, dp=dp, cp_layout=cp_layout))
-        for rollout_tp in ROLLOUT_TP[size]
+        for rollout_tp in rollout_tps
         for tp, pp, cp, dp in TRAIN_LAYOUTS
+        if tp * pp * cp * dp <= ranks
     )
 
 

@@ -12,7 +12,7 @@ from ._contract.schema.layout import CpLayout, Layout, RolloutLayout, TrainLayou
 from ._contract.schema.policy import KernelSetName
 from ._contract.schema.temperature import check_temperature
 from .environment import check_environment
-from .matrix import matrix_layouts
+from .matrix import Matrix, matrix_layouts
 from .model_folder import ModelFolder, check_shape_for, check_weights, pick_contract, read_folder
 from .options import EngineOptions, check, parse
 from .preflight import check_device, check_installed
@@ -56,7 +56,7 @@ class VerifyRequest:
     seed: int = 0
     dtype: Dtype = "bfloat16"
     kernel_set: KernelSetName = "cpu"
-    matrix: Literal["small", "full"] | None = None
+    matrix: Matrix | None = None
     sglang: tuple[str, ...] = ()
     sampling: tuple[str, ...] = ()
     megatron: tuple[str, ...] = ()

@@ -35,26 +35,41 @@ class Round:
 class Rounds:
     """Both engines of a plan's one layout, for as many rounds as are asked for; a context manager.
 
-    `optimizer` are the fields of the trainer's `OptimizerSettings`. A round stops with ReceiptMismatch when either
-    engine shows anything else than in the round before, but for the weights, or when the two differ in anything.
+    `optimizer` are the fields of the trainer's `OptimizerSettings`. `running` are an engine and ranks that the caller
+    has started and keeps; the rounds then only build the layout, and tear it down. A round stops with ReceiptMismatch
+    when either engine shows anything else than in the round before, but for the weights, or when the two differ in
+    anything.
     """
 
-    def __init__(self, plan: LaunchPlan, workspace: Path, transfer: WeightTransfer, optimizer: dict[str, Any]):
+    def __init__(
+        self,
+        plan: LaunchPlan,
+        workspace: Path,
+        transfer: WeightTransfer,
+        optimizer: dict[str, Any],
+        running: tuple[RolloutEngine, TrainerPool] | None = None,
+    ):
         (self._model,), (self._layout,) = plan.models, plan.layouts
         self._plan = plan
         self._transfer = transfer
         self._optimizer = optimizer
         self._updates = 0
         self._first: dict[str, tuple[Receipt, ...]] = {}
-        self.engine = RolloutEngine(plan, self._model, self._layout.rollout.tp, workspace / "rollout.log")
-        self.pool = TrainerPool(plan, self._layout.train.world_size, workspace)
+        self._owns = running is None
+        self.engine, self.pool = running or (
+            RolloutEngine(plan, self._model, self._layout.rollout.tp, workspace / "rollout.log"),
+            TrainerPool(plan, self._layout.train.world_size, workspace),
+        )
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.engine.__exit__(kind, error, tb)
-        self.pool.__exit__(kind, error, tb)
+        if self._owns:
+            self.engine.__exit__(kind, error, tb)
+            self.pool.__exit__(kind, error, tb)
+        elif error is None:
+            self.pool.close()
         self._transfer.clear()
 
     @property
@@ -64,8 +79,9 @@ class Rounds:
 
     def start(self) -> None:
         """Start the engine, then the trainer, and hold their receipts against each other."""
-        rollout = self.engine.start()
-        self.pool.start()
+        rollout = self.engine.start() if self._owns else self.engine.receipts()
+        if self._owns:
+            self.pool.start()
         train = self.pool.build(self._model, self._layout.train, self._optimizer)
         self._check(rollout, train)
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from sglang.srt.distributed import get_tp_group
 
+from . import across_ranks
 from ._contract.kernels.rope_table import rope_digest
 from ._contract.schema.digest import check_vendored, contract_digest, kernels_digest, schema_digest
 from ._contract.schema.errors import ReceiptMismatch
@@ -60,6 +61,7 @@ def _receipt(model_runner: Any, hooks: Iterable[Hook]) -> Receipt:
         "attention_backend": _name(model_runner.attn_backend),
         "sampler": _name(model_runner.sampler),
         "logits_processor": _name(model.logits_processor),
+        **across_ranks.roads(),
     }
     for role, name in classes.items():
         if not name.startswith(__name__.partition(".")[0] + "."):

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from .._contract.kernels.kernel_set import KernelSet
+from .._contract.kernels.rank_sum import sum_over_ranks
 from .apply import apply
 
 
@@ -41,11 +42,11 @@ class _ColumnLinear(Function):
         x, weight = ctx.saved_tensors
         grad_x = grad_weight = None
         if ctx.needs_input_grad[0]:
-            # Each rank saw only its output columns: the input's gradient is the fp32 sum over ranks, rounded once.
+            # Each rank saw only its output columns: the input's gradient is the fp32 sum over ranks, rounded once,
+            # in the tree, so that it repeats bit by bit whatever road NCCL takes.
             wide = _product(_rows(grad), weight)
-            if ctx.group is not None:
-                dist.all_reduce(wide, group=ctx.group)
-            grad_x = wide.to(x.dtype).view_as(x)
+            summed = wide.to(x.dtype) if ctx.group is None else sum_over_ranks(wide, ctx.group, x.dtype)
+            grad_x = summed.view_as(x)
         if ctx.needs_input_grad[1]:
             grad_weight = _weight_grad(grad, x, weight)
         return grad_x, grad_weight, None, None
@@ -59,10 +60,7 @@ class _RowLinear(Function):
         ctx.save_for_backward(x, weight)
         if group is None:
             return kernels.linear_segmented(x, weight, segments)
-        partial = kernels.linear_partial(x, weight, segments).contiguous()
-        parts = [torch.empty_like(partial) for _ in range(group.size())]
-        dist.all_gather(parts, partial, group=group)
-        return kernels.tree_sum(parts).to(x.dtype)
+        return sum_over_ranks(kernels.linear_partial(x, weight, segments), group, x.dtype)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from sglang.srt.layers.vocab_parallel_embedding import VocabParallelEmbedding
+from sglang.srt.layers.vocab_parallel_embedding import VocabParallelEmbedding, maybe_detect_oob
 from torch import Tensor
 from torch.nn import functional
 
+from .. import across_ranks
+
 
 class ContractEmbedding(VocabParallelEmbedding):
-    """The stock layer with its shard's lookup in eager torch: the stock one compiles it by inductor on a CPU.
+    """The stock layer, its shard's lookup in eager torch (stock compiles it by inductor on a CPU) and its rows moved, not
+    added, across ranks."""
 
-    The all-reduce that follows adds zeros to one summand and so changes no value.
-    """
+    def forward(self, input_: Tensor) -> Tensor:
+        """Token ids ``[T]`` -> rows ``[T, H]``, each from the one rank that holds it."""
+        maybe_detect_oob(input_, 0, self.num_embeddings, "VocabParallelEmbedding input id")
+        rows = self._embed_local_shard(input_)
+        return rows if self.tp_size == 1 else across_ranks.of_one_owner(rows)
 
     def _embed_local_shard(self, input_: Tensor) -> Tensor:
         if self.tp_size == 1:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from sglang.srt.distributed import get_tp_group
 from sglang.srt.layers.linear import MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear
 from sglang.srt.layers.quantization.unquant import UnquantizedLinearMethod
 from torch import Tensor
 
+from .. import across_ranks
 from ..active import active
 
 
@@ -61,12 +61,4 @@ class SegmentedRowLinear(RowParallelLinear):
         if run.tp_size == 1:
             return run.kernels.linear_segmented(input_, self.weight, run.segments_per_rank), None
         partial = run.kernels.linear_partial(input_, self.weight, run.segments_per_rank)
-        return run.kernels.tree_sum(gather_ranks(partial)).to(input_.dtype), None
-
-
-def gather_ranks(value: Tensor) -> list[Tensor]:
-    """``value`` of every tensor-parallel rank, in rank order. Moves bits, computes nothing."""
-    if active().tp_size == 1:
-        return [value]
-    stacked = get_tp_group().all_gather(value.unsqueeze(0).contiguous(), dim=0)
-    return list(stacked.unbind(0))
+        return across_ranks.tree_sum(partial, input_.dtype), None

@@ -15,9 +15,8 @@ from sglang.srt.layers.logprob_processor import (
 from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 from torch import Tensor
 
-from .. import logprob
+from .. import across_ranks, logprob
 from ..active import active
-from .linear import gather_ranks
 
 _ROWS = 256  # rows scored at once; bounds memory, changes no bit
 
@@ -54,7 +53,7 @@ class ContractLogitsProcessor(LogitsProcessor):
         if embedding_bias is not None:
             raise ValueError("the contract's lm_head has no bias")
         local = active().kernels.linear(hidden_states, lm_head.weight)
-        ranks = gather_ranks(local)
+        ranks = across_ranks.gather(local)
         logits = torch.cat(ranks, dim=-1) if len(ranks) > 1 else local
         trimmed: Tensor = self._copy_logits_to_buffer(logits, logits_metadata, use_buffer=use_logits_buffer)
         return trimmed

@@ -14,6 +14,7 @@ from sglang.srt.models.qwen3 import Qwen3ForCausalLM, Qwen3Model
 from sglang.srt.utils import add_prefix, make_layers
 from torch import Tensor, nn
 
+from .. import across_ranks
 from ..active import active
 from .embedding import ContractEmbedding
 from .linear import ContractGateUpLinear, ContractQKVLinear, SegmentedRowLinear
@@ -168,6 +169,7 @@ class ContractQwen3ForCausalLM(Qwen3ForCausalLM):
         self.pp_group = get_pp_group()
         if self.pp_group.world_size != 1:
             raise ValueError(f"the rollout has no pipeline parallelism, got pp_size {self.pp_group.world_size}")
+        across_ranks.open_peers()
         self.config = config
         self.quant_config = None
         self.model = ContractQwen3Model(config, add_prefix("model", prefix))

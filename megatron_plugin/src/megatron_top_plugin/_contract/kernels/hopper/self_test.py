@@ -12,6 +12,7 @@ from ..checks import failed_self_test, require_same_bits
 from ..tree import tree_sum
 from . import launch
 from . import linear as products
+from . import peer_sum
 from .attention import attention
 from .linear import linear, linear_partial, linear_segmented
 from .logprob import log_softmax, logprob_combine, logprob_segments, logprob_token
@@ -39,6 +40,7 @@ def self_test() -> None:
         return torch.randn(*shape, generator=generator).to("cuda", torch.bfloat16)
 
     _products(random)
+    _rank_sums(random)
     _rows(random)
     _attention(random)
     _logprobs(random)
@@ -65,6 +67,27 @@ def _products(random) -> None:  # type: ignore[no-untyped-def]
         cuts = [slice(rank * width, (rank + 1) * width) for rank in range(ranks)]
         parts = [linear_partial(x[:, cut].contiguous(), weight[:, cut].contiguous(), 8 // ranks) for cut in cuts]
         _same(f"linear_partial: {ranks} ranks", partial, tree_sum(parts))
+
+
+def _rank_sums(random) -> None:  # type: ignore[no-untyped-def]
+    """One rank's part, twice, beside peers whose sums and words are there already: so nothing is waited for."""
+    for ranks in peer_sum.RANKS:
+        rank = ranks - 1
+        own, others = (torch.zeros(peer_sum.buffer_bytes(ranks), dtype=torch.uint8, device="cuda") for _ in range(2))
+        buffers = (*[others.data_ptr()] * rank, own.data_ptr())
+        for call in (1, 2):
+            parts = [random(7, 1032).float() / 3 for _ in range(ranks)]
+            for sender, part in enumerate(parts[:rank]):
+                peer_sum.deliver(own, part, call, sender, ranks)
+            expected = tree_sum(parts).bfloat16()
+            _same(f"peer_sum: {ranks} ranks, call {call}", expected, peer_sum.start(parts[rank], buffers, rank))
+            sent = torch.zeros_like(others)
+            peer_sum.deliver(sent, parts[rank], call, rank, ranks)
+            words = slice(peer_sum.word_at(0, 0), peer_sum.values_at(0, 0, ranks))
+            values = slice(peer_sum.values_at(call, rank, ranks), peer_sum.values_at(call, rank + 1, ranks))
+            for what, cut in (("values", values), ("words", words)):
+                if not torch.equal(sent[cut], others[cut]):
+                    raise failed_self_test("hopper", f"peer_sum: the {what} that go to {ranks - 1} peers, call {call}")
 
 
 def _rows(random) -> None:  # type: ignore[no-untyped-def]

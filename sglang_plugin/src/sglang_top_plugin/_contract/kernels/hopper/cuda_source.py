@@ -25,7 +25,7 @@ Argument = tuple[Any, Any]
 _OPTIONS = ("--gpu-architecture=sm_90a", "--std=c++17", "--fmad=false")
 
 
-def _checked(result: tuple[Any, ...]) -> Any:
+def checked(result: tuple[Any, ...]) -> Any:
     """What a call of the bindings gives, without its status. Raises KernelSetError when that is not success."""
     status, *values = result
     if int(status) != 0:
@@ -39,16 +39,16 @@ def compile_source(name: str, definitions: Mapping[str, int | str]) -> bytes:
     Needs no GPU. Raises KernelSetError with the compiler's first lines when it does not compile.
     """
     source = Path(__file__).with_name(name).read_bytes()
-    program = _checked(nvrtc.nvrtcCreateProgram(source, name.encode(), 0, [], []))
+    program = checked(nvrtc.nvrtcCreateProgram(source, name.encode(), 0, [], []))
     options = [*_OPTIONS, *(f"-D{key}={value}" for key, value in sorted(definitions.items()))]
     status = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])[0]
     if int(status) != 0:
-        log = bytes(_checked(nvrtc.nvrtcGetProgramLogSize(program)))
+        log = bytes(checked(nvrtc.nvrtcGetProgramLogSize(program)))
         nvrtc.nvrtcGetProgramLog(program, log)
         raise KernelSetError(f"kernel source {name} does not compile: {log.decode(errors='replace')[:2000]}")
-    cubin = bytes(_checked(nvrtc.nvrtcGetCUBINSize(program)))
-    _checked(nvrtc.nvrtcGetCUBIN(program, cubin))
-    _checked(nvrtc.nvrtcDestroyProgram(program))
+    cubin = bytes(checked(nvrtc.nvrtcGetCUBINSize(program)))
+    checked(nvrtc.nvrtcGetCUBIN(program, cubin))
+    checked(nvrtc.nvrtcDestroyProgram(program))
     return cubin
 
 
@@ -57,7 +57,7 @@ class Kernel:
 
     def __init__(self, function: Any, threads: int, cluster: int, shared_bytes: int) -> None:
         attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-        _checked(driver.cuFuncSetAttribute(function, attribute, shared_bytes))
+        checked(driver.cuFuncSetAttribute(function, attribute, shared_bytes))
         self._function, self._lock = function, Lock()
         self._config = config = driver.CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = cluster, 1, 1
@@ -67,7 +67,7 @@ class Kernel:
         attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
         attribute.value.clusterDim.x, attribute.value.clusterDim.y, attribute.value.clusterDim.z = cluster, 1, 1
         config.attrs, config.numAttrs = [attribute], 1
-        self.programs_at_once = cluster * int(_checked(driver.cuOccupancyMaxActiveClusters(function, config)))
+        self.programs_at_once = cluster * int(checked(driver.cuOccupancyMaxActiveClusters(function, config)))
 
     def start(self, programs: int, arguments: Sequence[Argument]) -> None:
         """Starts it on torch's current stream, with its ``arguments``."""
@@ -75,15 +75,15 @@ class Kernel:
         values, types = zip(*arguments, strict=True)
         with self._lock:  # backward has threads of its own
             self._config.gridDimX, self._config.hStream = programs, stream
-            _checked(driver.cuLaunchKernelEx(self._config, self._function, (values, types), 0))
+            checked(driver.cuLaunchKernelEx(self._config, self._function, (values, types), 0))
 
 
 def load_kernels(cubin: bytes, sizes: Mapping[str, tuple[int, int, int]]) -> dict[str, Kernel]:
     """The kernels of an object file by name, each with its ``(threads, cluster, shared_bytes)``."""
     torch.cuda.current_stream()  # torch's context is the current one from here on
-    module = _checked(driver.cuModuleLoadData(cubin))
+    module = checked(driver.cuModuleLoadData(cubin))
     return {
-        name: Kernel(_checked(driver.cuModuleGetFunction(module, name.encode())), *size) for name, size in sizes.items()
+        name: Kernel(checked(driver.cuModuleGetFunction(module, name.encode())), *size) for name, size in sizes.items()
     }
 
 
@@ -99,7 +99,7 @@ def tile_map(matrix: Tensor, rows: int, columns: int) -> Argument:
 @lru_cache(maxsize=4096)
 def _tile_map(address: int, size: int, height: int, width: int, rows: int, columns: int) -> Any:
     types = driver.CUtensorMapDataType
-    return _checked(
+    return checked(
         driver.cuTensorMapEncodeTiled(
             types.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 if size == 2 else types.CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
             2,
