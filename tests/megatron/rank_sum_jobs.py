@@ -49,7 +49,7 @@ def rank_sums(width: int, dtype: str, device: str = "cpu") -> dict[str, int]:
 
 
 def peer_sums(width: int) -> dict[str, Any]:
-    """On GPUs: the ranks' buffers against the tree, in every order of sizes, in a replayed graph, and refused inputs."""
+    """On GPUs: the ranks' buffers against the tree, sizes in any order, in a replayed graph; what is refused."""
     from megatron_top_plugin._contract.kernels.hopper.peer_sum import PeerSum
 
     ranks, rank = dist.get_world_size(), dist.get_rank()

@@ -1,6 +1,6 @@
 """Sums cross ranks in the contract's tree, on every road.
 
-Theorem: gathered or shared out, over two or four ranks, the ranks' sums give the bits of ``tree_sum`` in rank order; and
+Theorem: gathered or shared out, over two or four ranks, the ranks' sums give the bits of ``tree_sum`` in rank order;
 another order, or a rounding before, gives others.
 """
 

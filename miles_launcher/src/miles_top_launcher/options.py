@@ -26,7 +26,7 @@ TAKEN: Mapping[str, Mapping[str, str]] = {
         "tp_size": "use --rollout-tp",
         "dtype": "use --dtype",
         "random_seed": "use --seed",
-        "device": "this release runs on the CPU; leave it out",
+        "device": "use --kernel-set",
         "weight_version": "both engines must name the weights alike; leave it out",
         "true_on_policy_contract": "use --contract",
         "preferred_sampling_params": "use --sampling",

@@ -47,10 +47,10 @@ def of_one_owner(value: Tensor) -> Tensor:
 
 
 def tree_sum(partial: Tensor, dtype: torch.dtype) -> Tensor:
-    """The fp32 ``partial [.., N]`` of every rank, added in the tree and rounded once to ``dtype``; the same on every rank.
+    """The fp32 ``partial [.., N]`` of every rank, added in the tree and rounded once to ``dtype``; alike on every rank.
 
-    Few rows go by the ranks' buffers or by a gather, both of which a CUDA graph can hold; many are shared out over ranks.
-    The roads give the same bits.
+    Few rows go by the ranks' buffers or by a gather, both of which a CUDA graph can hold; many are shared out over the
+    ranks. All roads give the same bits.
     """
     if _peers is not None and partial.numel() <= _peers.capacity:
         found: Tensor = _peers(partial)

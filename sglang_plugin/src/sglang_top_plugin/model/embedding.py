@@ -10,8 +10,10 @@ from .. import across_ranks
 
 
 class ContractEmbedding(VocabParallelEmbedding):
-    """The stock layer, its shard's lookup in eager torch (stock compiles it by inductor on a CPU) and its rows moved, not
-    added, across ranks."""
+    """The stock layer, its shard's lookup in eager torch (stock compiles it by inductor on a CPU).
+
+    Rows are moved across ranks, not added: a sum with zeros loses the sign of a zero.
+    """
 
     def forward(self, input_: Tensor) -> Tensor:
         """Token ids ``[T]`` -> rows ``[T, H]``, each from the one rank that holds it."""

@@ -1,7 +1,7 @@
 """The contract's tree where its upper levels cross ranks, over any process group, on a CPU and on a GPU.
 
-The ranks' fp32 sums are moved, never added on the way: an all-reduce adds in an order that its library chooses by message
-size, group and topology. Both roads below give the bits of :func:`tree_sum` over the ranks' sums in rank order.
+The ranks' fp32 sums are moved, never added on the way: an all-reduce adds in an order that NCCL chooses by size, group
+and topology. Both roads below give the bits of :func:`tree_sum` over the ranks' sums in rank order.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The contract's tree over the ranks of one host for few rows, by writes into each other's memory over NVLink.
 
-One kernel sends this rank's sums, waits for the others', adds all in rank order and rounds: about as fast as an
-all-reduce of the engine's own, where NCCL would need an exchange and two kernels more. The kernel keeps its own count of
-calls, so that a CUDA graph may replay it.
+One kernel sends this rank's sums, waits for the others', adds all in rank order and rounds: under NCCL's time for an
+all-reduce, which is no tree. The kernel keeps its own count of calls, so that a CUDA graph may replay it.
 """
 
 from __future__ import annotations
@@ -67,7 +66,8 @@ def values_at(call: int, sender: int, ranks: int) -> int:
 
 def share_of(count: int) -> int:
     """How many of ``count`` values a block takes."""
-    return -(-(-(-count // BLOCKS)) // _PASS) * _PASS
+    passes = -(-count // (BLOCKS * _PASS))
+    return passes * _PASS
 
 
 def start(partial: Tensor, buffers: tuple[int, ...], rank: int) -> Tensor:
@@ -139,7 +139,7 @@ class PeerSum:
         return BLOCKS * REGION
 
     def __call__(self, partial: Tensor) -> Tensor:
-        """fp32 ``partial [.., N]`` of all ranks, added in the tree in rank order, rounded once: bfloat16 ``[.., N]``."""
+        """fp32 ``[.., N]`` of all ranks, added in the tree in rank order, rounded once: bfloat16 ``[.., N]``."""
         return start(partial, self._buffers, self._rank)
 
 

@@ -10,9 +10,8 @@ from torch import Tensor
 
 from ..checks import failed_self_test, require_same_bits
 from ..tree import tree_sum
-from . import launch
+from . import launch, peer_sum
 from . import linear as products
-from . import peer_sum
 from .attention import attention
 from .linear import linear, linear_partial, linear_segmented
 from .logprob import log_softmax, logprob_combine, logprob_segments, logprob_token
