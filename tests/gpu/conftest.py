@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from contract_schema.kernels.kernel_set import KernelSetError, require_kernel_set
+
+
+@pytest.fixture
+def two_gpus() -> None:
+    found = torch.cuda.device_count()
+    if found < 2:
+        pytest.skip(f"needs two GPUs of one host, torch finds {found}")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,0 +1,24 @@
+"""Both real engines in every layout that two GPUs hold.
+
+Theorem: the rollout's TP and the trainer's TP, PP, CP and DP change no bit. With ``test_engines.py``: every layout's
+log-probs are those of one GPU. ``tests/parity/test_layouts.py`` runs the same script on a CPU.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.gpu.layouts import PARTS, Sizes, run
+
+MODEL = "random-qwen3-0.6b"
+SMALL = Sizes(prompts=8, prompt_tokens=300, new_tokens=64, steps=2, gradient_samples=2, gradient_models=(MODEL,))
+
+
+def test_all_parts(tmp_path: Path, two_gpus: None) -> None:
+    summary = run([MODEL], SMALL, PARTS, "hopper", tmp_path / "out", "a test", tmp_path / "work")
+    assert summary["reasons"] == []
+    found = summary["models"][MODEL]
+    assert len(found["cells"]) == 10
+    assert set(found["cells"].values()) == {f"0 of {SMALL.prompts * SMALL.new_tokens}"}
+    assert len(found["steps"]) == 9
+    assert len(found["gradients"]) == 5

@@ -1,0 +1,37 @@
+"""Sums over the ranks of one host, on two GPUs.
+
+Theorem: written into each other's memory, gathered or shared out by NCCL, the ranks' sums give the bits of ``tree_sum``
+in rank order, for any number of rows in any order of calls, with a rank late, and in a replayed CUDA graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.megatron.rank_pool import RankPool
+from tests.megatron.rank_sum_jobs import ROWS
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankPool]:
+    pool = RankPool(tmp_path_factory.mktemp("rendezvous"), size=2, device="cuda")
+    yield pool
+    pool.close()
+
+
+@pytest.mark.parametrize("width", [1024, 2560])
+def test_the_ranks_buffers(width: int, two_gpus: None, ranks: RankPool) -> None:
+    for found in ranks.run("peer_sums", 2, width):
+        assert found["opened"]
+        assert found["differing"] == 0
+        assert found["tried"] > 300
+        assert found["refused"] == 3
+
+
+@pytest.mark.parametrize("width", [8, 2560])
+def test_the_roads_of_nccl(width: int, two_gpus: None, ranks: RankPool) -> None:
+    for found in ranks.run("rank_sums", 2, width, "bfloat16", device="cuda"):
+        assert found["gathered_sum"] == found["shared_sum"] == found["sum_over_ranks"] == 0
+        assert found["rounded before"] >= len(ROWS) - 2
