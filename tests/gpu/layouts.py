@@ -476,10 +476,14 @@ def main() -> None:
     parser.add_argument("--model", action="append", choices=MODELS, help="default: both")
     parser.add_argument("--part", action="append", choices=PARTS, help="default: all, in this order")
     parser.add_argument("--commit", default="unknown", help="what the parts say they were run at")
+    parser.add_argument(
+        "--workspace", type=Path, help="where models and logs lie, and stay; default: a folder that goes"
+    )
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory() as workspace:
-        parts = [part for part in PARTS if part in (given.part or PARTS)]
-        result = run(given.model or MODELS, Sizes(), parts, "hopper", given.out, given.commit, Path(workspace))
+    parts = [part for part in PARTS if part in (given.part or PARTS)]
+    with tempfile.TemporaryDirectory() as passing:
+        workspace = given.workspace or Path(passing)
+        result = run(given.model or MODELS, Sizes(), parts, "hopper", given.out, given.commit, workspace)
     print(json.dumps(result, indent=1))
     sys.exit(1 if result["reasons"] else 0)
 
