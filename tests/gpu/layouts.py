@@ -333,6 +333,7 @@ def gradients(model: Model) -> None:
     import numpy as np
     from safetensors.numpy import load_file
 
+    from tests.megatron import rank_sum_jobs
     from tests.megatron.gradients import distance, merged, total_norm
     from tests.megatron.rank_pool import RankPool
     from tests.megatron.samples import prompts
@@ -342,7 +343,7 @@ def gradients(model: Model) -> None:
     weights = [[(-1.0) ** i * (0.5 + 0.25 * (i % 3)) for i in range(len(response))] for _, response in samples]
     whole: dict[str, Any] = {}
     result: dict[str, Any] = {"response_tokens": sum(map(len, weights))}
-    pool = RankPool(model.workspace, size=2, device=model.plan.device)
+    pool = RankPool(model.workspace, 2, model.plan.device, rank_sum_jobs.__name__)
     try:
         for train in model.plan.train_layouts:
             folder = model.workspace / f"gradients-{train_name(train)}"

@@ -10,13 +10,13 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.megatron import rank_sum_jobs
 from tests.megatron.rank_pool import RankPool
-from tests.megatron.rank_sum_jobs import ROWS
 
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankPool]:
-    pool = RankPool(tmp_path_factory.mktemp("rendezvous"), size=2, device="cuda")
+    pool = RankPool(tmp_path_factory.mktemp("rendezvous"), size=2, device="cuda", jobs=rank_sum_jobs.__name__)
     yield pool
     pool.close()
 
@@ -34,4 +34,4 @@ def test_the_ranks_buffers(width: int, two_gpus: None, ranks: RankPool) -> None:
 def test_the_roads_of_nccl(width: int, two_gpus: None, ranks: RankPool) -> None:
     for found in ranks.run("rank_sums", 2, width, "bfloat16", device="cuda"):
         assert found["gathered_sum"] == found["shared_sum"] == found["sum_over_ranks"] == 0
-        assert found["rounded before"] >= len(ROWS) - 2
+        assert found["rounded before"] >= len(rank_sum_jobs.ROWS) - 2

@@ -16,12 +16,12 @@ from miles_top_launcher.workers.process_group import BACKENDS
 JOBS = "tests.megatron.jobs"
 
 
-def _serve(connection: Connection, device: str) -> None:
+def _serve(connection: Connection, device: str, module: str) -> None:
     import torch
     import torch.distributed as dist
 
     torch.set_num_threads(1)
-    jobs = importlib.import_module(JOBS)
+    jobs = importlib.import_module(module)
     connection.send("ready")
     while (task := connection.recv()) is not None:
         name, rank, world_size, store, arguments, options = task
@@ -44,16 +44,17 @@ def _serve(connection: Connection, device: str) -> None:
 
 
 class RankPool:
-    """Runs a job of ``tests.megatron.jobs`` on ranks ``0 .. world_size - 1`` and returns their values in rank order.
+    """Runs a job of a module on ranks ``0 .. world_size - 1`` and returns their values in rank order.
 
     `folder` takes one rendezvous file a job and must outlive the pool: torch's FileStore opens its file with O_CREAT
     when it is destroyed, which is whenever a rank's garbage goes, so a file can come back after its job.
     """
 
-    def __init__(self, folder: Path, size: int = 4, device: str = "cpu") -> None:
+    def __init__(self, folder: Path, size: int = 4, device: str = "cpu", jobs: str = JOBS) -> None:
         self._folder = folder
         self._size = size
         self._device = device
+        self._module = jobs
         self._ranks: list[tuple[mp.process.BaseProcess, Connection]] = []
         self._jobs = 0
 
@@ -63,7 +64,7 @@ class RankPool:
         os.environ.setdefault("NUMBA_NUM_THREADS", "1")
         for _ in range(self._size):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(theirs, self._device), daemon=True)
+            process = context.Process(target=_serve, args=(theirs, self._device, self._module), daemon=True)
             process.start()
             theirs.close()
             self._ranks.append((process, ours))
