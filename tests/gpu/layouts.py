@@ -6,9 +6,9 @@ Parts, each a JSON file in OUT that is written when it is done, so that a run th
 
 rollouts: SGLang at TP 1 and TP 2 samples the same requests.
 cells: Megatron at TP1, TP2, PP2, CP2 and DP2 scores both; every log-prob is compared bit by bit.
+steps: three optimiser steps in TP2, PP2 and CP2, the engine with the new weights after each.
 prefill: stock SGLang, in its own deterministic mode, scores the same tokens at TP 1 and at TP 2: the control. SGLang
     under the contract scores them by prefill, which must be the bits of decode.
-steps: three optimiser steps in TP2, PP2 and CP2, the engine with the new weights after each.
 gradients: of one batch in every layout, twice.
 
 Engines of both models share the two GPUs and start side by side.
@@ -50,7 +50,7 @@ from miles_top_launcher.workers.exact import decode_fp32, encode_fp32
 from tests.gpu.conditions import batch_of
 from tests.gpu.records import Records, brief, found, machine
 
-PARTS = ("rollouts", "cells", "prefill", "steps", "gradients")
+PARTS = ("rollouts", "cells", "steps", "prefill", "gradients")
 MODELS = ("random-qwen3-4b", "random-qwen3-0.6b")
 #: Layouts in which weights are updated, and the rollout TP beside each: not the trainer's own.
 STEPS = {"TP2": 1, "PP2": 2, "CP2": 1}
@@ -202,6 +202,8 @@ def say(line: str) -> None:
 _BEGUN = time.monotonic()
 #: Held while ranks compute: two engines that share two GPUs would wait for each other's ranks, a slice of time each.
 BUSY = threading.Lock()
+#: Held while the engines of a model's prefill run, three beside those that are there.
+STARTING = threading.Lock()
 
 
 def rollouts(model: Model) -> None:
@@ -244,6 +246,11 @@ def cells(model: Model) -> None:
 def prefill(model: Model) -> None:
     """The tokens of one rollout scored by prefill: stock at TP 1 and 2, and the contract at TP 2."""
     samples, _ = model.rollout(1)
+    with STARTING:
+        _prefill(model, samples)
+
+
+def _prefill(model: Model, samples: Samples) -> None:
     stock = {"SGLANG_PLUGINS": NO_PLUGIN}
     with ThreadPoolExecutor(3) as pool:
         rows = dict(
@@ -278,7 +285,8 @@ def _scored_by_prefill(
         settings = engine_settings(plan, plan.models[0], tp)
         environment = engine_environment(plan.contract, plan.device) | dict(plan.rollout_environment)
     command = {
-        "engine": settings | {"port": model.port + port, "disable_cuda_graph": True},
+        # few rows of logits at once leave memory to what else is on these GPUs
+        "engine": settings | {"port": model.port + port, "disable_cuda_graph": True, "chunked_prefill_size": 2048},
         "prompts": plan.prompts,
         "responses": samples.responses,
         "temperature": plan.scoring_temperature,

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+import torch
 
+from contract_schema.kernels.kernel_set import KernelSetError, load_kernel_set
 from tests.megatron import rank_sum_jobs
 from tests.megatron.rank_pool import RankPool
 
@@ -28,6 +30,13 @@ def test_the_ranks_buffers(width: int, two_gpus: None, ranks: RankPool) -> None:
         assert found["differing"] == 0
         assert found["tried"] > 300
         assert found["refused"] == 3
+
+
+def test_kernels_of_one_gpu_refuse_a_tensor_on_another(two_gpus: None) -> None:
+    kernels = load_kernel_set("hopper")
+    x = torch.zeros(3, 1024, dtype=torch.bfloat16, device="cuda:1")
+    with pytest.raises(KernelSetError, match="for GPU 0 and was given a tensor on cuda:1"):
+        kernels.linear(x, x)
 
 
 @pytest.mark.parametrize("width", [8, 2560])

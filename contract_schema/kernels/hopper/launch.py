@@ -20,6 +20,8 @@ ALIGNMENT = 16
 _compiled: dict[str, Any] = {}
 _digests: dict[str, str] = {}
 _sealed = False
+#: The GPU that kernels were loaded for.
+_gpu: int | None = None
 
 
 def launch(key: str, kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
@@ -43,7 +45,16 @@ def launch(key: str, kernel: Any, grid: tuple[int, ...], *arguments: Any, **cons
 
 
 def aligned(tensor: Tensor) -> Tensor:
-    """The tensor, contiguous and 16-byte aligned: itself if it is, else a copy."""
+    """The tensor, contiguous and 16-byte aligned: itself if it is, else a copy.
+
+    Raises:
+        KernelSetError: when it is not on the GPU that the kernels were loaded for.
+    """
+    if _gpu is not None and tensor.get_device() != _gpu:
+        raise KernelSetError(
+            f"kernel set 'hopper' was loaded for GPU {_gpu} and was given a tensor on {tensor.device}; call "
+            "torch.cuda.set_device before the kernel set is loaded"
+        )
     found = tensor.detach().contiguous()
     return found.clone() if found.data_ptr() % ALIGNMENT else found
 
@@ -81,10 +92,10 @@ def _keep_digest(key: str, cubin: bytes) -> None:
         raise KernelSetError(f"kernel {key} was compiled a second time, to other machine code; the contract has one")
 
 
-def seal() -> None:
-    """No variant is added from here on."""
-    global _sealed
-    _sealed = True
+def seal(gpu: int) -> None:
+    """No variant is added from here on, and all are for this GPU."""
+    global _sealed, _gpu
+    _sealed, _gpu = True, gpu
 
 
 def compiled_kernels() -> dict[str, str]:

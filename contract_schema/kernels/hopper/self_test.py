@@ -43,7 +43,7 @@ def self_test() -> None:
     _rows(random)
     _attention(random)
     _logprobs(random)
-    launch.seal()
+    launch.seal(torch.cuda.current_device())
 
 
 def _products(random) -> None:  # type: ignore[no-untyped-def]

@@ -19,8 +19,10 @@ from .flag import FLAG_HOOKS, contract_name
 from .scheduler import SCHEDULER_HOOKS
 
 
-def activate(server_args: Any, tp_rank: int) -> None:
+def activate(server_args: Any, tp_rank: int, gpu_id: int) -> None:
     """Registers the contract's model, attention and sampler in this scheduler process, and hooks the rest.
+
+    ``gpu_id`` is the GPU of this process; on a CPU it is not read.
 
     Raises:
         Refusal: when anything that the contract needs does not hold here.
@@ -38,6 +40,9 @@ def activate(server_args: Any, tp_rank: int) -> None:
     check_layout(Layout(rollout=RolloutLayout(tp=server_args.tp_size)), shape, contract)
     if server_args.device == "cpu":
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // server_args.tp_size))
+    else:
+        # The engine picks it later, when it makes its model; kernels are loaded for one GPU, and now.
+        torch.cuda.set_device(gpu_id)
     set_active(
         ActiveContract(
             contract=contract,

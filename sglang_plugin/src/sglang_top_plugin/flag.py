@@ -95,7 +95,7 @@ def _enter_scheduler(server_args: Any, gpu_id: int, tp_rank: int, *args: Any, **
     with loud(f"scheduler rank {tp_rank}"):
         from .activation import activate
 
-        activate(server_args, tp_rank)
+        activate(server_args, tp_rank, gpu_id)
 
 
 _SERVER_ARGS = "sglang.srt.server_args.ServerArgs"

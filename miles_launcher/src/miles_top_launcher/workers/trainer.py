@@ -108,6 +108,9 @@ class TrainerHost:
         self._trainer.close()
         self._trainer = None
         torch.distributed.destroy_process_group()
+        if torch.cuda.is_available():
+            # An engine may share the GPU.
+            torch.cuda.empty_cache()
         return {}
 
 
