@@ -2,7 +2,7 @@
 
     python -m tests.gpu.layouts OUT [--model NAME ..] [--part NAME ..] [--commit HASH]
 
-Parts, whose records are JSON files in OUT, each written when it is done: a run that was cut off goes on where it stopped.
+Parts leave JSON files in OUT, each written when it is done: a run that was cut off goes on where it stopped.
 
 rollouts: SGLang at TP 1 and TP 2 samples the same requests.
 cells: Megatron at TP1, TP2, PP2, CP2 and DP2 scores both; every log-prob is compared bit by bit.
