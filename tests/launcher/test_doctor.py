@@ -16,10 +16,12 @@ from pathlib import Path
 import pytest
 
 from miles_top_launcher._contract.schema.errors import UnknownContract
+from miles_top_launcher._contract.schema.profile import check_kernel_set, read_shape
 from miles_top_launcher.doctor.command import quick_findings
 from miles_top_launcher.doctor.finding import Finding
 from miles_top_launcher.doctor.machine import Gpus, find_gpus
 from miles_top_launcher.doctor.plugin import BROUGHT_ALONG
+from miles_top_launcher.doctor.probes import asked_about
 from miles_top_launcher.doctor.requirement import in_range, ranges_of
 from miles_top_launcher.preflight import contract_copy
 from tests.launcher.examples import CONTRACT
@@ -248,6 +250,12 @@ def test_gpus_are_as_nvidia_smi_names_them(
 def test_a_device_without_kernels_is_refused() -> None:
     with pytest.raises(UnknownContract, match="no kernel set for device"):
         quick_findings(CONTRACT, "tpu", NO_GPU)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_the_engines_are_asked_about_a_model_that_the_kernels_take(device: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(asked_about(device).config()))
+    check_kernel_set(read_shape(tmp_path, CONTRACT), CONTRACT, CONTRACT.kernel_set_for(device))
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from ..environment import worker_environment
 from ..preflight import PLUGINS
 from ..problems import WorkerFailed
 from ..processes import Worker
-from ..random_model import RandomModel
+from ..random_model import RANDOM_MODELS, RandomModel
 from .finding import Finding, describe
 
 MODULE = "miles_top_launcher.doctor.worker"
@@ -30,6 +30,11 @@ MODULE = "miles_top_launcher.doctor.worker"
 PROBE_SECONDS = 600.0
 AT_ONCE = 2
 _LOG = re.compile(r" \(log: [^)]*\)")
+
+
+def asked_about(device: str) -> RandomModel:
+    """The model whose settings the engines are asked to take: the smallest that the device's kernels have room for."""
+    return RandomModel() if device == "cpu" else RANDOM_MODELS["random-qwen3-0.6b"]
 
 
 class Probes:
@@ -47,7 +52,7 @@ class Probes:
 
     def run(self) -> list[Finding]:
         """Ask every process; a process that refuses, dies or hangs is a red finding of its own."""
-        (self._folder / "config.json").write_text(json.dumps(RandomModel().config()), encoding="utf-8")
+        (self._folder / "config.json").write_text(json.dumps(asked_about(self._device).config()), encoding="utf-8")
         kernels: dict[str, dict[str, str]] = {}
         jobs: list[Callable[[], list[Finding]]] = [self._sglang, self._megatron]
         jobs += [partial(self._kernels, package, kernels) for package in PLUGINS]
