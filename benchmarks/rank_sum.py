@@ -1,10 +1,11 @@
-"""What the contract's tree over ranks costs beside a stock engine's all-reduce, on two GPUs or more of a host.
+"""What the contract's tree over ranks costs beside NCCL's all-reduce, on two GPUs or more of a host.
 
     .venv/bin/python -m benchmarks.rank_sum [--json OUT]
 
 A row gives the time of a sum of so many rows, median of replays of one CUDA graph, in one run on the same tensors: over
 the ranks' own buffers (where it fits), gathered, shared out, and NCCL's all-reduce of sums rounded to bfloat16 before,
-which is what a stock engine does and is no tree. Each of the first three is held against the tree bit by bit.
+which is no tree. (Stock engines take it; for small sums SGLang has others of its own, which are not measured here.) The
+first three are held against the tree bit by bit.
 """
 
 from __future__ import annotations

@@ -58,6 +58,7 @@ PARTS_OF = {
     "random-qwen3-0.6b": ("rollouts", "cells", "steps", "prefill"),
     "random-qwen3-0.6b-initial": ("gradients",),
 }
+COMMAND = "python -m tests.gpu.layouts OUT"
 #: Layouts in which weights are updated, and the rollout TP beside each: not the trainer's own.
 STEPS = {"TP2": 1, "PP2": 2, "CP2": 1}
 #: How far a layout's gradient norm may be from one GPU's.
@@ -423,7 +424,7 @@ def run(
     parts_of: Mapping[str, Sequence[str]], sizes: Sizes, kernel_set: str, out: Path, commit: str, workspace: Path
 ) -> dict[str, Any]:
     """Runs the parts of each model that are not there yet; returns, and writes, what the records say together."""
-    description = {"sizes": asdict(sizes), "kernel_set": kernel_set, "commit": commit, **machine()}
+    description = {"command": COMMAND, "sizes": asdict(sizes), "kernel_set": kernel_set, "commit": commit, **machine()}
     records = Records(out, description)
     with models_of(list(parts_of), sizes, kernel_set, records, workspace) as models:
 
