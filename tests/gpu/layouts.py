@@ -36,6 +36,7 @@ from typing import Any
 
 from miles_top_launcher._contract.schema.compare import compare_logprobs
 from miles_top_launcher._contract.schema.digest import tokens_digest
+from miles_top_launcher._contract.schema.errors import Refusal
 from miles_top_launcher._contract.schema.layout import Layout, RolloutLayout, TrainLayout
 from miles_top_launcher._contract.schema.receipt import Receipt, compare_receipts
 from miles_top_launcher.control.rollout import NO_PLUGIN, stock_settings
@@ -63,6 +64,8 @@ COMMAND = "python -m tests.gpu.layouts OUT"
 STEPS = {"TP2": 1, "PP2": 2, "CP2": 1}
 #: How far a layout's gradient norm may be from one GPU's.
 GRAD_NORM = 1e-3
+#: And one parameter's gradient, its difference's norm over its own: what bfloat16 leaves.
+GRADIENT = 3e-2
 #: Activations are computed again where two engines and a trainer with optimiser share a GPU; changes no bit.
 _RECOMPUTE = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
 
@@ -121,7 +124,8 @@ class Model:
         """
         folder = self.plan.models[0]
         made: list[RolloutEngine | TrainerPool] = []
-        if {"rollouts", "steps"} & set(left):
+        unsampled = {"rollouts", "cells", "prefill"} & set(left) and not self.done("rollouts")
+        if "steps" in left or unsampled:
             for tp in (1, 2):
                 self.engines[tp] = RolloutEngine(
                     self.engine_plan(tp), folder, tp, self.workspace / f"rollout-tp{tp}.log"
@@ -426,7 +430,11 @@ def run(
     """Runs the parts of each model that are not there yet; returns, and writes, what the records say together."""
     description = {"command": COMMAND, "sizes": asdict(sizes), "kernel_set": kernel_set, "commit": commit, **machine()}
     records = Records(out, description)
-    with models_of(list(parts_of), sizes, kernel_set, records, workspace) as models:
+    # A process dies with the thread that made it, so the threads outlive what the models have started.
+    with (
+        ThreadPoolExecutor(len(parts_of)) as pool,
+        models_of(list(parts_of), sizes, kernel_set, records, workspace) as models,
+    ):
 
         def carry_out(model: Model) -> None:
             left = [part for part in PARTS if part in parts_of[model.name] and not model.done(part)]
@@ -438,8 +446,7 @@ def run(
             for part in left:
                 DOES[part](model)
 
-        with ThreadPoolExecutor(len(models)) as pool:
-            list(pool.map(carry_out, models))
+        list(pool.map(carry_out, models))
         summaries = {model.name: summary(model, parts_of[model.name]) for model in models}
     reasons = [f"{name}: {reason}" for name, one in summaries.items() for reason in one["reasons"]]
     seconds = time.monotonic() - _BEGUN
@@ -475,7 +482,8 @@ def summary(model: Model, parts: Sequence[str]) -> dict[str, Any]:
         if len({one["logprob_digest"] for one in value["after"]}) < len(value["after"]):
             reasons.append(f"{name}: a step that moved no log-prob")
     for name, one in grads.items():
-        if not (one["finite"] and one["two_runs_bitwise_equal"] and one["grad_norm_relative_error"] <= GRAD_NORM):
+        near = one["grad_norm_relative_error"] <= GRAD_NORM and one["largest_relative_error"] <= GRADIENT
+        if not (near and one["finite"] and one["two_runs_bitwise_equal"]):
             reasons.append(f"gradients in {name}: {one}")
     return {
         "reasons": reasons,
@@ -500,7 +508,10 @@ def main() -> None:
     parts_of = {model: given.part or PARTS_OF[model] for model in given.model or PARTS_OF}
     with tempfile.TemporaryDirectory() as passing:
         workspace = given.workspace or Path(passing)
-        result = run(parts_of, Sizes(), "hopper", given.out, given.commit, workspace)
+        try:
+            result = run(parts_of, Sizes(), "hopper", given.out, given.commit, workspace)
+        except Refusal as refusal:
+            parser.error(str(refusal))
     print(json.dumps(result, indent=1))
     sys.exit(1 if result["reasons"] else 0)
 

@@ -56,6 +56,13 @@ def test_the_small_matrix_is_the_18_layouts_of_two_rollout_tps() -> None:
     assert len(set(layouts)) == 18
 
 
+def test_two_gpus_hold_ten_layouts() -> None:
+    layouts = matrix_layouts("two", "zigzag")
+    assert {layout.rollout.tp for layout in layouts} == {1, 2}
+    assert [train_name(layout.train) for layout in layouts[:5]] == ["TP1", "TP2", "PP2", "CP2", "DP2"]
+    assert len(layouts) == 10 and set(layouts) <= set(matrix_layouts("small", "zigzag"))
+
+
 def test_the_full_matrix_adds_models_and_rollout_tp_4(tmp_path: Path) -> None:
     plan = make_plan(request(matrix="full"), tmp_path)
     assert plan.rollout_tps == (1, 2, 4)

@@ -84,6 +84,7 @@ def test_a_record_of_another_run_is_not_taken(tmp_path: Path) -> None:
             "a control that does not differ",
         ),
         ("gradients", "gradients", {"TP2": {"grad_norm_relative_error": 2e-3}}, "gradients in TP2"),
+        ("gradients", "gradients", {"DP2": {"largest_relative_error": 4e-2}}, "gradients in DP2"),
         ("gradients", "gradients", {"CP2": {"two_runs_bitwise_equal": False}}, "gradients in CP2"),
     ],
 )
@@ -96,11 +97,12 @@ def test_what_does_not_hold_is_a_reason(
         **{"exact": True, "mismatch_count": 0, "token_count": 24, "receipt_differences": []},
         **{"tokens_digest": "t", "logprob_digest": "l"},
     }
-    gradient = {"finite": True, "two_runs_bitwise_equal": True, "grad_norm_relative_error": 0.0}
+    errors = {"grad_norm_relative_error": 1e-3, "largest_relative_error": 3e-2}
+    gradient = {"finite": True, "two_runs_bitwise_equal": True, **errors}
     whole: dict[str, Any] = {
         **{key.removeprefix("tiny-"): good for key in model.names("cells")},
         "prefill": {"stock TP1 against stock TP2": good | {"mismatch_count": 24}},
-        "gradients": {"response_tokens": 16, "TP1": gradient, "TP2": gradient, "CP2": gradient},
+        "gradients": {"response_tokens": 16, **dict.fromkeys(("TP1", "TP2", "CP2", "DP2"), gradient)},
     }
     for key, value in whole.items():
         records.write(f"tiny-{key}", value)
