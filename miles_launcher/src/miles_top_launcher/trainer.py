@@ -46,7 +46,7 @@ class Step:
 
 
 class TrainerPool:
-    """`ranks` trainer processes, over gloo and on GPUs over NCCL; a layout uses the first `world_size` of them, the others wait."""
+    """`ranks` trainer processes (gloo, NCCL on GPUs); a layout uses the first `world_size` of them, the others wait."""
 
     def __init__(self, plan: LaunchPlan, ranks: int, folder: Path):
         self._plan = plan
