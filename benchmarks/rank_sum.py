@@ -136,9 +136,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--json")
     out = parser.parse_args().json
-    ranks = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if ranks < 2:
-        parser.error(f"needs two GPUs or more of one host, torch finds {ranks}")
+    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if found < 2:
+        parser.error(f"needs two GPUs or more of one host, torch finds {found}")
+    ranks = 2 ** (found.bit_length() - 1)  # the tree takes a power of two
     os.environ.update(_ENVIRONMENT)
     with tempfile.TemporaryDirectory() as folder:
         torch.multiprocessing.spawn(work, (ranks, f"{folder}/store", out), nprocs=ranks)
