@@ -86,7 +86,10 @@ def measure(peers: PeerSum | None, model: str, rows: int) -> Result:
     }
     if peers is not None and mine.numel() <= peers.capacity:
         roads["peers"] = lambda: peers(mine)
-    exact = all(same_bits(road(), expected) for road in roads.values())
+    # every rank takes every road, and all of them must have found the tree's bits
+    found = torch.tensor([int(same_bits(road(), expected)) for road in roads.values()], device="cuda")
+    dist.all_reduce(found, op=dist.ReduceOp.MIN)
+    exact = bool(found.all())
     rounded = mine.bfloat16()
     times = {name: microseconds(road) for name, road in roads.items()}
     stock = microseconds(lambda: dist.all_reduce(rounded))

@@ -51,7 +51,7 @@ from miles_top_launcher.trainer import TrainerPool
 from miles_top_launcher.weight_update import WeightTransfer
 from miles_top_launcher.workers.exact import decode_fp32, encode_fp32
 from tests.gpu.conditions import batch_of
-from tests.gpu.records import Records, brief, found, machine
+from tests.gpu.records import Records, brief, found, machine, sources_digest
 
 PARTS = ("rollouts", "cells", "steps", "prefill", "gradients")
 PARTS_OF = {
@@ -396,6 +396,8 @@ def gradients(model: Model) -> None:
                 "parameters": len(found_here),
             }
             say(f"{model.name} gradients in {train_name(train)}: {result[train_name(train)]}")
+    except (RuntimeError, TimeoutError) as error:
+        raise WorkerFailed(f"{model.name} gradients: {str(error).strip().splitlines()[-1]}") from error
     finally:
         pool.close()
     model.records.write(f"{model.name}-gradients", result)
@@ -428,7 +430,18 @@ def run(
     parts_of: Mapping[str, Sequence[str]], sizes: Sizes, kernel_set: str, out: Path, commit: str, workspace: Path
 ) -> dict[str, Any]:
     """Runs the parts of each model that are not there yet; returns, and writes, what the records say together."""
-    description = {"command": COMMAND, "sizes": asdict(sizes), "kernel_set": kernel_set, "commit": commit, **machine()}
+    begun = time.monotonic()
+    description = {
+        "command": COMMAND,
+        "sizes": asdict(sizes),
+        "kernel_set": kernel_set,
+        "commit": commit,
+        "sources": sources_digest(),
+        **machine(),
+    }
+    # A folder of this call's own: what a call that was cut off has left (a rendezvous, say) is not read.
+    workspace.mkdir(parents=True, exist_ok=True)
+    workspace = Path(tempfile.mkdtemp(dir=workspace))
     records = Records(out, description)
     # A process dies with the thread that made it, so the threads outlive what the models have started.
     with (
@@ -449,8 +462,15 @@ def run(
         list(pool.map(carry_out, models))
         summaries = {model.name: summary(model, parts_of[model.name]) for model in models}
     reasons = [f"{name}: {reason}" for name, one in summaries.items() for reason in one["reasons"]]
-    seconds = time.monotonic() - _BEGUN
-    return records.write("summary", {"seconds": seconds, "reasons": reasons, "models": summaries})
+    return records.write(
+        "summary",
+        {
+            "parts": {name: list(parts) for name, parts in parts_of.items()},
+            "seconds_of_this_call": time.monotonic() - begun,
+            "reasons": reasons,
+            "models": summaries,
+        },
+    )
 
 
 def summary(model: Model, parts: Sequence[str]) -> dict[str, Any]:
@@ -510,8 +530,8 @@ def main() -> None:
         workspace = given.workspace or Path(passing)
         try:
             result = run(parts_of, Sizes(), "hopper", given.out, given.commit, workspace)
-        except Refusal as refusal:
-            parser.error(str(refusal))
+        except (Refusal, WorkerFailed) as error:
+            parser.error(str(error))
     print(json.dumps(result, indent=1))
     sys.exit(1 if result["reasons"] else 0)
 

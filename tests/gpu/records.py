@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
 from collections.abc import Sequence
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ _VERSIONS = ("sglang", "megatron-core", "torch", "triton", "sglang-kernel", "sgl
 
 def machine() -> dict[str, Any]:
     """GPUs by name, their driver and how they are linked, and versions; a CPU is named as such."""
-    versions = {name: version(name) for name in _VERSIONS}
+    versions = {name: _version(name) for name in _VERSIONS}
     try:
         asked = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
         gpus = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.split("\n")
@@ -27,6 +28,25 @@ def machine() -> dict[str, Any]:
         return {"device": "cpu", "versions": versions}
     links = sorted({word for word in topology.split() if word.startswith("NV") and word[2:].isdigit()})
     return {"device": [gpu for gpu in gpus if gpu], "links": links, "versions": versions}
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def sources_digest() -> str:
+    """SHA-256 over the packages' and the GPU tests' sources: another one makes every record another run's."""
+    root = Path(__file__).parents[2]
+    digest = hashlib.sha256()
+    for folder in ("sglang_plugin/src", "megatron_plugin/src", "miles_launcher/src", "tests/gpu"):
+        for path in sorted((root / folder).rglob("*")):
+            if path.suffix in (".py", ".cu", ".json"):
+                content = path.read_bytes()
+                digest.update(f"{path.relative_to(root).as_posix()}:{len(content)}:".encode() + content)
+    return digest.hexdigest()
 
 
 def found(comparison: LogprobComparison, responses: Any, logprobs: Any, **more: Any) -> dict[str, Any]:
@@ -48,7 +68,7 @@ def brief(receipts: Sequence[Receipt]) -> list[dict[str, Any]]:
 class Records:
     """The parts of a run in a folder. A part that is there and was run alike is not run again.
 
-    ``run`` says what a part's result depends on: sizes, versions, devices, commit. A part of another run is replaced.
+    ``run`` says what a part's result depends on: sizes, sources, versions, devices. A part of another run is replaced.
     """
 
     def __init__(self, folder: Path, run: dict[str, Any]) -> None:

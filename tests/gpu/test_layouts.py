@@ -1,7 +1,7 @@
 """Both real engines in every layout that two GPUs hold.
 
 Theorem: the rollout's TP and the trainer's TP, PP, CP and DP change no bit. With ``test_engines.py``: every layout's
-log-probs are those of one GPU. ``tests/parity/test_layouts.py`` runs the same script on a CPU.
+log-probs are those of one GPU. ``tests/parity/test_layout_script.py`` runs the same script on a CPU.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ def tree_sum(partial: Tensor, dtype: torch.dtype) -> Tensor:
     Few rows go by the ranks' buffers or by a gather, both of which a CUDA graph can hold; many are shared out over the
     ranks. All roads give the same bits.
     """
-    if _peers is not None and partial.numel() <= _peers.capacity:
+    if _peers is not None and dtype is torch.bfloat16 and partial.numel() <= _peers.capacity:
         found: Tensor = _peers(partial)
         return found
     if partial.numel() <= GATHERED or (partial.is_cuda and torch.cuda.is_current_stream_capturing()):
