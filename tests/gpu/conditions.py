@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from miles_top_launcher._contract.schema.compare import LogprobComparison, compare_logprobs
-from miles_top_launcher._contract.schema.digest import logprob_digest, tokens_digest
 from miles_top_launcher.plan import LaunchPlan, VerifyRequest, make_plan
 from miles_top_launcher.prompts import draw_prompts
 from miles_top_launcher.rounds import Rounds
 from miles_top_launcher.samples import Batch, BatchSamples
 from miles_top_launcher.weight_update import WeightTransfer
+from tests.gpu import records
 
 
 @dataclass(frozen=True)
@@ -69,17 +69,9 @@ def run(model: str, sizes: Sizes, workspace: Path) -> dict[str, Any]:
     found: dict[str, Any] = {"model": model, "sizes": vars(sizes).copy(), "conditions": {}}
 
     def keep(name: str, comparison: LogprobComparison, samples: BatchSamples, **more: Any) -> None:
-        found["conditions"][name] = {
-            "token_count": comparison.token_count,
-            "mismatch_count": comparison.mismatch_count,
-            "nonfinite_count": comparison.nonfinite_count,
-            "stale_count": comparison.stale_count,
-            "exact": comparison.exact,
-            "cached_tokens": samples.cached_tokens,
-            "tokens_digest": tokens_digest(samples.responses),
-            "logprob_digest": logprob_digest(samples.logprobs),
-            **more,
-        }
+        found["conditions"][name] = records.found(
+            comparison, samples.responses, samples.logprobs, cached_tokens=samples.cached_tokens, **more
+        )
         print(f"{model} {name}: {comparison.mismatch_count} of {comparison.token_count} differ", flush=True)
 
     transfer = WeightTransfer(way="tensors", folder=workspace / "transfer")
@@ -123,7 +115,7 @@ def run(model: str, sizes: Sizes, workspace: Path) -> dict[str, Any]:
             one = rounds.run(batch_of(plan, f"step-{step}", few, sizes.new_tokens))
             keep(f"after {step} optimiser steps", one.comparison, one.samples, loss=one.loss, grad_norm=one.grad_norm)
         receipts = (*rounds.engine.receipts(), *rounds.pool.receipts)
-        found["receipts"] = [receipt.model_dump(mode="json", exclude={"weights"}) for receipt in receipts]
+        found["receipts"] = records.brief(receipts)
     found["exact"] = all(one["exact"] and one.get("same_tokens", True) for one in found["conditions"].values())
     return found
 

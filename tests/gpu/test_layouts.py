@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.gpu.layouts import PARTS_OF, Sizes, run
+from tests.gpu.layout_model import Sizes
+from tests.gpu.layouts import PARTS_OF, run
 
 MODEL = "random-qwen3-0.6b"
 SMALL = Sizes(prompts=8, prompt_tokens=300, new_tokens=64, steps=2, gradient_samples=2)

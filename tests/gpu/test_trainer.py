@@ -23,7 +23,7 @@ from miles_top_launcher.random_model import RANDOM_MODELS, RandomModel, build
 from tests.megatron.gradients import Arrays, distance
 from tests.megatron.opened import open_trainer, sequences
 from tests.megatron.reference import Reference
-from tests.megatron.samples import prompts
+from tests.megatron.samples import advantages, prompts
 
 VOCABULARY = 151936
 SIZES = {name: RANDOM_MODELS[f"random-{name}"].size for name in ("qwen3-0.6b", "qwen3-4b")}
@@ -59,7 +59,7 @@ def gradients(trainer: Trainer, samples, temperature: float, weights=None, token
 def test_gradients_are_the_models(name: str, layers: int, tmp_path: Path) -> None:
     model = str(build(few_layers(name, layers), tmp_path))
     samples = prompts(VOCABULARY, [(5, 40), (130, 170), (1, 3), (257, 200)])
-    weights = [[(-1.0) ** i * (0.5 + 0.25 * (i % 3)) for i in range(len(response))] for _, response in samples]
+    weights = advantages(samples)
     reference = Reference(model, "cuda")
     count = sum(len(response) for _, response in samples)
     for (prompt, response), row in zip(samples, weights, strict=True):

@@ -11,9 +11,7 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,13 +28,13 @@ from contract_schema.kernels.hopper import (
     linear,
     logprob,
     norm,
-    peer_sum,
     qk_norm_rope,
     rope,
     sample,
     swiglu,
 )
 from contract_schema.kernels.kernel_set import KernelSetError
+from tests.kernels.object_file import of_object
 
 REPOSITORY = Path(__file__).parents[2]
 HOPPER = GPUTarget("cuda", 90, 32)
@@ -53,19 +51,6 @@ def compiled(kernel: Any, types: dict[str, str], constants: dict[str, Any], warp
     return triton.compile(source, target=HOPPER, options=options)
 
 
-def of_object(cubin: bytes) -> tuple[str, str]:
-    """The registers and memory that an object file's kernels use, and their machine code."""
-    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        flags = ("--dump-resource-usage", "--dump-sass")
-        used, code = (
-            subprocess.run([tool, flag, file.name], capture_output=True, text=True, check=True) for flag in flags
-        )
-    return used.stdout, code.stdout
-
-
 @pytest.mark.parametrize(("segments", "rounded"), linear.VARIANTS)
 def test_the_row_parallel_product_compiles_without_a_spill(segments: int, rounded: bool):
     used, code = of_object(linear.compile_variant(segments, rounded))
@@ -73,42 +58,6 @@ def test_the_row_parallel_product_compiles_without_a_spill(segments: int, rounde
     assert not re.search(r"\b(LDL|STL)\b", code)
     # one instruction family, two widths: what a width does to bits is tried on a GPU
     assert set(re.findall(r"HGMMA\.\w+", code)) == {"HGMMA.64x64x16", "HGMMA.64x128x16"}
-
-
-def test_the_sum_over_ranks_compiles_without_a_spill_and_fences_once():
-    used, code = of_object(peer_sum.compile_kernel())
-    assert re.findall(r"STACK:(\d+)", used) == ["0"] * len(peer_sum.RANKS)
-    assert not re.search(r"\b(LDL|STL)\b", code)
-    # sums are added and rounded one by one; a word is sent behind one fence, and read until it is there
-    assert not re.search(r"\bFFMA\b", code)
-    for function in code.split("Function :")[1:]:
-        assert len(re.findall(r"MEMBAR\.\w+\.SYS", function)) == 1
-
-
-@pytest.mark.parametrize("ranks", peer_sum.RANKS)
-def test_a_buffer_holds_every_call_apart(ranks: int):
-    places = [(peer_sum.values_at(call, sender, ranks)) for call in (2, 3) for sender in range(ranks)]
-    size = peer_sum.BLOCKS * peer_sum.REGION * 4
-    assert places == sorted(places) and {after - place for place, after in pairwise(places)} == {size}
-    assert places[-1] + size == peer_sum.buffer_bytes(ranks)
-    assert peer_sum.values_at(4, 1, ranks) == peer_sum.values_at(2, 1, ranks)
-    assert peer_sum.word_at(peer_sum.BLOCKS - 1, ranks - 1) + 4 <= places[0]
-
-
-def test_a_block_takes_a_share_that_has_room():
-    for count in (4, 1024, 1028, 132 * 1024, 132 * 1024 + 4, 64 * 2560, peer_sum.BLOCKS * peer_sum.REGION):
-        share = peer_sum.share_of(count)
-        assert share % 1024 == 0 and share <= peer_sum.REGION and -(-count // share) <= peer_sum.BLOCKS
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [torch.zeros(3), torch.zeros(4).bfloat16(), torch.zeros(1).expand(peer_sum.BLOCKS * peer_sum.REGION + 4)],
-    ids=["no multiple of 4", "bfloat16", "no room"],
-)
-def test_a_sum_over_ranks_that_does_not_fit_is_refused(wrong: torch.Tensor):
-    with pytest.raises(ValueError, match="peer_sum takes fp32, a multiple of 4 and at most 2162688 values"):
-        peer_sum.start(wrong, (0, 0), 0)
 
 
 @pytest.fixture

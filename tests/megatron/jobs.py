@@ -25,8 +25,6 @@ from tests.megatron.option_jobs import option_of_tomorrow as option_of_tomorrow
 from tests.megatron.option_jobs import option_refusals as option_refusals
 from tests.megatron.option_jobs import set_by_the_trainer as set_by_the_trainer
 from tests.megatron.option_jobs import stock_differences as stock_differences
-from tests.megatron.rank_sum_jobs import gradient_bits as gradient_bits
-from tests.megatron.rank_sum_jobs import peer_sums as peer_sums
 from tests.megatron.rank_sum_jobs import rank_sums as rank_sums
 from tests.megatron.refusal_jobs import error as error
 from tests.megatron.refusal_jobs import save_on_a_full_disk as save_on_a_full_disk

@@ -18,13 +18,12 @@ from tests.megatron.gradients import Arrays, distance, merged, total_norm
 from tests.megatron.layouts import LAYOUTS, Layout, world_size
 from tests.megatron.rank_pool import RankPool
 from tests.megatron.reference import Reference
-from tests.megatron.samples import FRESH, prompts
+from tests.megatron.samples import FRESH, advantages, prompts
 
 pytestmark = pytest.mark.distributed
 
 SAMPLES = prompts(1003, [(5, 9), (17, 30), (1, 3), (33, 41), (20, 300)])
-#: Signs and sizes as advantages have them.
-WEIGHTS = [[(-1.0) ** i * (0.5 + 0.25 * (i % 3)) for i in range(len(response))] for _, response in SAMPLES]
+WEIGHTS = advantages(SAMPLES)
 Run = Callable[..., tuple[float, Arrays]]
 
 

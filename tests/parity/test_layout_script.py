@@ -7,14 +7,15 @@ bit of one log-prob is one mismatch of one cell, and a reason.
 from __future__ import annotations
 
 import json
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from miles_top_launcher.rollout import RolloutEngine
-from tests.gpu import layouts
-from tests.gpu.layouts import Sizes, run
+from tests.gpu.layout_model import Model, Sizes
+from tests.gpu.layouts import run, summary
 from tests.gpu.records import Records
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
@@ -30,8 +31,7 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def go(out: Path, workspace: Path) -> dict[str, Any]:
-    summary = run({"tiny": PARTS}, TINY, "cpu", out, "a test", workspace)
-    found: dict[str, Any] = summary["models"]["tiny"]
+    found: dict[str, Any] = run({"tiny": PARTS}, TINY, "cpu", out, "a test", workspace)["models"]["tiny"]
     return found
 
 
@@ -92,7 +92,7 @@ def test_what_does_not_hold_is_a_reason(
     part: str, name: str, change: dict[str, Any], reason: str, tmp_path: Path
 ) -> None:
     records = Records(tmp_path / "out", {})
-    model = layouts.Model("tiny", 0, 31000, TINY, "cpu", records, tmp_path / "work")
+    model = Model("tiny", 0, 31000, TINY, "cpu", records, tmp_path / "work", ExitStack())
     good = {
         **{"exact": True, "mismatch_count": 0, "token_count": 24, "receipt_differences": []},
         **{"tokens_digest": "t", "logprob_digest": "l"},
@@ -107,9 +107,9 @@ def test_what_does_not_hold_is_a_reason(
     for key, value in whole.items():
         records.write(f"tiny-{key}", value)
     parts = ("cells", "prefill", "gradients")
-    assert layouts.summary(model, parts)["reasons"] == []
+    assert summary(model, parts)["reasons"] == []
     held = whole[name]
     changed = {key: (held[key] | new if isinstance(new, dict) else new) for key, new in change.items()}
     records.write(f"tiny-{name}", held | changed)
-    reasons = layouts.summary(model, parts)["reasons"]
+    reasons = summary(model, parts)["reasons"]
     assert len(reasons) == 1 and reason in reasons[0]
