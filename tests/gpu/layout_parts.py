@@ -23,6 +23,7 @@ from miles_top_launcher.environment import engine_environment, worker_environmen
 from miles_top_launcher.matrix import train_name
 from miles_top_launcher.plan import WEIGHT_VERSION
 from miles_top_launcher.problems import WorkerFailed
+from miles_top_launcher.processes import last_reason
 from miles_top_launcher.rollout import engine_settings
 from miles_top_launcher.rounds import Rounds
 from miles_top_launcher.samples import Samples
@@ -139,7 +140,7 @@ def _scored_by_prefill(model: Model, samples: Samples, scorer: _Scorer) -> list[
             check=False,
         ).returncode
     if code:
-        raise WorkerFailed(f"{scorer.name}: SGLang ended with {code}: {log.read_text()[-2000:]}")
+        raise WorkerFailed(f"{scorer.name}: SGLang ended with {code}: {last_reason(log)} (log: {log})")
     return [decode_fp32(row) for row in json.loads(out.read_text(encoding="utf-8"))["logprobs"]]
 
 

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from contract_schema.kernels.cpu.sample import murmur_hash as cpu_murmur_hash
-from contract_schema.kernels.hopper import linear, self_test
+from contract_schema.kernels.hopper import linear, peer_sum, self_test
 from contract_schema.kernels.kernel_set import KernelSetError, load_kernel_set
 from contract_schema.kernels.tree import tree_sum
 from tests.kernels.bits import mismatches, relative_error
@@ -334,6 +334,19 @@ def test_the_self_test_stops_at_an_operation_whose_rows_see_each_other(kernels, 
         self_test.self_test()
     monkeypatch.undo()
     self_test.self_test()
+
+
+def test_a_flipped_bit_of_a_sum_over_ranks_stops_the_self_test(kernels, monkeypatch):
+    right = peer_sum.start
+
+    def broken(*arguments):
+        out = right(*arguments)
+        out.view(torch.int16).view(-1)[3] ^= 1
+        return out
+
+    monkeypatch.setattr(peer_sum, "start", broken)
+    with pytest.raises(KernelSetError, match="peer_sum: 2 ranks, call 1"):
+        self_test.self_test()
 
 
 def test_one_query_without_pages_is_refused(kernels):
