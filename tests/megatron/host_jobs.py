@@ -36,6 +36,7 @@ def host(model: str, **changed: Any) -> tuple[Namespace, TransformerConfig]:
     sizes = {
         "num_layers": shape.num_hidden_layers,
         "hidden_size": shape.hidden_size,
+        "ffn_hidden_size": shape.intermediate_size,
         "num_attention_heads": shape.num_attention_heads,
         "num_query_groups": shape.num_key_value_heads,
         "kv_channels": shape.head_dim,

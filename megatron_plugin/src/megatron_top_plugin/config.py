@@ -115,16 +115,57 @@ def make_config(
     return TrueOnPolicyConfig(**(settings | dict(options or {})), true_on_policy=numerics)
 
 
+#: Megatron's argument parser fills these in with the tensor-parallel size, which is what a config derives by itself.
+_FILLED_IN = ("tensor_parallel_num_weight_shards", "expert_tensor_parallel_num_weight_shards")
+
+
+#: What a host says of the model and its layout by flags: its own code goes by them too, so they are never replaced.
+_SAID_BY_THE_HOST = (
+    "num_layers",
+    "hidden_size",
+    "ffn_hidden_size",
+    "num_attention_heads",
+    "num_query_groups",
+    "kv_channels",
+    "sequence_parallel",
+    "fp16",
+)
+
+
+def _taken_back(config: Any) -> dict[str, Any]:
+    """Fields that no flag reaches, as they were before the parser filled them in."""
+    return {name: None for name in _FILLED_IN if getattr(config, name, None) == config.tensor_model_parallel_size}
+
+
+def carry_contract(config: Any, numerics: Numerics) -> None:
+    """Make a host's stock config carry the contract: what no flag reaches is set, everything else is checked.
+
+    Raises:
+        OptionRefused: for a field that the contract does not allow.
+    """
+    config.true_on_policy = numerics
+    for name, value in _taken_back(config).items():
+        setattr(config, name, value)
+    config.pipeline_dtype = getattr(torch, numerics.contract.kernel_policy.norm.pipeline_dtype)
+    check_config(config)
+
+
 def adopt_config(host: Any, numerics: Numerics, layout: TrainLayout, dtype: torch.dtype) -> TrueOnPolicyConfig:
     """A host's stock config under the contract: what the contract sets replaces the host's value, the rest is kept.
 
-    Hosts derive some of those fields themselves (``pipeline_dtype`` from the parameters' type), where no flag reaches.
+    Hosts derive some of those fields themselves (``pipeline_dtype`` from the parameters' type), where no flag reaches,
+    and others are on by default. The model's sizes are not replaced: they must be the folder's.
 
     Raises:
-        OptionRefused: for a kept field that the contract does not allow.
+        OptionRefused: for a kept field that the contract does not allow, or a size that is not the folder's.
     """
     kept = {field.name: getattr(host, field.name) for field in fields(TransformerConfig) if field.init}
-    settings = contract_settings(numerics, layout, dtype)
+    settings = contract_settings(numerics, layout, dtype) | _taken_back(host)
+    for name in _SAID_BY_THE_HOST:
+        if kept[name] != settings[name]:
+            raise OptionRefused(
+                f"megatron option {name}={kept[name]!r}: the model and the contract need {settings[name]!r}; give that"
+            )
     # Fields that only the host's own class has are not carried over: nobody has classed them.
     stock = dataclass_defaults(TransformerConfig)
     own = {name: value for name, value in dataclass_defaults(host).items() if name not in stock}

@@ -18,7 +18,7 @@ from ._contract.schema.layout import CpLayout, Layout, TrainLayout, check_layout
 from ._contract.schema.profile import check_kernel_set, read_config, read_shape
 from ._contract.schema.registry import contract_for_architecture, load_contract
 from ._contract.schema.versions import check_versions, installed_versions
-from .config import adopt_config, check_config
+from .config import adopt_config, carry_contract
 from .model import SGLangGPTModel, build_model
 from .numerics import Numerics, check_available
 from .spec import get_block_spec
@@ -79,8 +79,17 @@ def build_from_args(
     return build_model(config, pre_process=pre_process, post_process=post_process, vp_stage=vp_stage)
 
 
-def model_provider(pre_process: bool = True, post_process: bool = True, vp_stage: int | None = None) -> SGLangGPTModel:
-    """For ``--custom-model-provider-path``: the whole model, its weights not yet loaded.
+def model_provider(
+    pre_process: bool = True,
+    post_process: bool = True,
+    vp_stage: int | None = None,
+    config: Any = None,
+    pg_collection: Any = None,
+) -> SGLangGPTModel:
+    """For ``--custom-model-provider-path``, and for ``pretrain``: the whole model, its weights not yet loaded.
+
+    ``config`` is a stock transformer config; by default it is made of the host's parsed arguments. ``pg_collection`` is
+    what Megatron's ``get_model`` passes; a model takes the process groups that are in force.
 
     Raises:
         Refusal: for a model, layout or option that the contract does not cover.
@@ -89,12 +98,14 @@ def model_provider(pre_process: bool = True, post_process: bool = True, vp_stage
     from megatron.training.arguments import core_transformer_config_from_args
 
     args = parsed_args()
-    config = core_transformer_config_from_args(args)
+    config = core_transformer_config_from_args(args) if config is None else config
     return build_from_args(args, config, pre_process=pre_process, post_process=post_process, vp_stage=vp_stage)
 
 
 def layer_spec(config: Any, vp_stage: int | None = None) -> Any:
     """For ``megatron.training --spec``: this stage's block, under a stock config that is made to carry the contract.
+
+    ``config`` is a ``TransformerConfig``, or a model config that holds one as ``transformer``.
 
     Raises:
         Refusal: for a model, layout or option that the contract does not cover.
@@ -102,6 +113,7 @@ def layer_spec(config: Any, vp_stage: int | None = None) -> Any:
     from megatron.training import get_args as parsed_args
 
     numerics, _layout = _numerics(parsed_args())
-    config.true_on_policy = numerics
-    check_config(config)
-    return get_block_spec(config, vp_stage)
+    # A model config reads through to its transformer config, and keeps for itself what is new to that.
+    transformer = getattr(config, "transformer", config)
+    carry_contract(transformer, numerics)
+    return get_block_spec(transformer, vp_stage)

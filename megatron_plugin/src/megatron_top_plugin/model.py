@@ -10,6 +10,7 @@ from torch import Tensor
 from ._contract.schema.errors import LayoutRefused
 from .layers.embedding import SGLangVocabParallelEmbedding
 from .layers.linear import SGLangColumnParallelLinear
+from .logprobs import packed_logprobs
 from .numerics import numerics_of
 from .spec import get_block_spec
 
@@ -61,10 +62,13 @@ class SGLangGPTModel(GPTModel):
         super().setup_embeddings_and_output_layer()
 
     def compute_language_model_loss(self, labels: Tensor, logits: Tensor) -> Tensor:
-        raise NotImplementedError(
-            "Megatron's cross entropy is not the contract's log-prob; call "
-            "megatron_top_plugin.logprobs.packed_logprobs on the logits instead of passing labels to the model"
-        )
+        """Stock cross entropy's place, where a host passes ``labels [B, s]``: minus the contract's log-prob, fp32.
+
+        ``logits [s, B, V / tp]`` are this rank's; the result is ``[B, s]``.
+        """
+        flat = labels.transpose(0, 1).reshape(-1)
+        logprobs = packed_logprobs(logits.flatten(0, 1), flat, self.config, self.pg_collection.tp)
+        return -logprobs.view(labels.shape[1], labels.shape[0]).transpose(0, 1)
 
 
 def build_model(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -70,7 +71,8 @@ class SGLangRotary(MegatronModule):
 class SGLangCoreAttention(MegatronModule):
     """RoPE and causal attention over packed sequences, with Ulysses all-to-all around them.
 
-    Takes ``q [t, H / tp, D]``, ``k, v [t, Hkv / tp, D]`` of this rank's ``t = T / cp`` tokens. Under context
+    Takes ``q [t, H / tp, D]``, ``k, v [t, Hkv / tp, D]`` of this rank's ``t = T / cp`` tokens; or, of a host that does
+    not pack, ``[s / cp, B, heads, D]``, which are ``B`` sequences of the same length. Under context
     parallelism each rank trades its tokens of all its heads for all tokens of ``1 / cp`` of them, restored to natural
     order from ``cu_seqlens`` (the padded ones where the host gives both: padding stands at a sequence's end, where
     causality keeps it from every real token).
@@ -144,13 +146,15 @@ class SGLangCoreAttention(MegatronModule):
         attention_bias: Tensor | None = None,
         packed_seq_params: Any = None,
     ) -> Tensor:
-        if packed_seq_params is None or packed_seq_params.qkv_format != "thd":
-            raise OptionRefused(
-                "megatron core attention got no packed sequences; pass packed_seq_params with qkv_format='thd' and "
-                "cu_seqlens_q (megatron_top_plugin.packing makes them)"
-            )
         if attention_bias is not None:
             raise OptionRefused("megatron core attention got an attention_bias; the contract adds none; pass None")
+        if packed_seq_params is None:
+            return self._unpacked(query, key, value, attention_mask)
+        if packed_seq_params.qkv_format != "thd":
+            raise OptionRefused(
+                f"megatron packed_seq_params.qkv_format={packed_seq_params.qkv_format!r}; pass 'thd' with cu_seqlens_q "
+                "(megatron_top_plugin.packing makes them)"
+            )
         plan = self._plan(packed_seq_params, query.device)
         kernels = self._numerics.kernels
         if self._cp_group is not None:
@@ -165,3 +169,18 @@ class SGLangCoreAttention(MegatronModule):
         if self._cp_group is not None:
             out = heads_to_tokens(out, plan.order, self._cp_group)
         return out
+
+    def _unpacked(self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None) -> Tensor:
+        """``[s / cp, B, heads, D]`` as ``B`` packed sequences, and back: ``[s / cp, B, H D]``."""
+        if attention_mask is not None:
+            raise OptionRefused(
+                "megatron core attention got an attention_mask; the contract's attention is causal over whole "
+                "sequences; pass None (--no-create-attention-mask-in-dataloader)"
+            )
+        length, batch = query.shape[:2]
+        whole = length * (1 if self._cp_group is None else self._cp_group.size())
+        bounds = torch.arange(0, (batch + 1) * whole, whole, dtype=torch.int32)
+        params = SimpleNamespace(qkv_format="thd", cu_seqlens_q=bounds, cu_seqlens_q_padded=None)
+        query, key, value = (x.transpose(0, 1).flatten(0, 1) for x in (query, key, value))
+        out = self.forward(query, key, value, packed_seq_params=params)
+        return out.view(batch, length, -1).transpose(0, 1).contiguous()
