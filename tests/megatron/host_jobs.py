@@ -16,6 +16,7 @@ from megatron_top_plugin._contract.schema.layout import TrainLayout
 from megatron_top_plugin._contract.schema.profile import read_shape
 from megatron_top_plugin._contract.schema.registry import load_contract
 from megatron_top_plugin.config import contract_settings
+from megatron_top_plugin.context_parallel import rank_tokens
 from megatron_top_plugin.hosts import build_from_args, layer_spec
 from megatron_top_plugin.logprobs import forward_packed, packed_logprobs
 from megatron_top_plugin.packing import pack
@@ -83,3 +84,20 @@ def layers_in_a_stock_model(model: str, samples: Samples) -> tuple[list[float], 
         assert {type(layer.mlp) for layer in made.decoder.layers} == {type(trainer.model.decoder.layers[0].mlp)}
         load_hf_weights(made, model, trainer.shape, 0, 1)
         return _packed(trainer.model, samples), _packed(made, samples)
+
+
+def unpacked(model: str, layout: dict[str, Any], tokens: list[list[int]]) -> list[list[float]]:
+    """The losses ``[B, s]`` of whole sequences that nobody packed, put together from all context ranks."""
+    with open_trainer(model, layout, "bfloat16") as trainer:
+        batch = torch.tensor(tokens)
+        size, rank = mpu.get_context_parallel_world_size(), mpu.get_context_parallel_rank()
+        length = batch.shape[1] - 1
+        held = [rank_tokens((0, length), size, index, "zigzag") for index in range(size)]
+        mine = held[rank]
+        losses = trainer.model(batch[:, :-1][:, mine], mine.expand(len(tokens), -1), None, labels=batch[:, 1:][:, mine])
+        parts = [torch.empty_like(losses) for _ in range(size)]
+        torch.distributed.all_gather(parts, losses.detach().contiguous(), group=mpu.get_context_parallel_group())
+        whole = torch.empty(len(tokens), length)
+        for index, part in zip(held, parts, strict=True):
+            whole[:, index] = part
+        return [[float(value) for value in row] for row in whole]

@@ -20,6 +20,7 @@ from megatron_top_plugin.weights.save import whole_tensors
 from tests.megatron.faults import FAULTS
 from tests.megatron.host_jobs import hosted as hosted
 from tests.megatron.host_jobs import layers_in_a_stock_model as layers_in_a_stock_model
+from tests.megatron.host_jobs import unpacked as unpacked
 from tests.megatron.opened import Samples, open_trainer, sequences
 from tests.megatron.option_jobs import option_of_tomorrow as option_of_tomorrow
 from tests.megatron.option_jobs import option_refusals as option_refusals

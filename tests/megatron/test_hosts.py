@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 
 import pytest
 
@@ -52,3 +53,15 @@ def test_parameter_names_are_those_that_converters_know(
         "decoder.final_layernorm.weight",
         "output_layer.weight",
     }
+
+
+@pytest.mark.parametrize("layout", [{}, {"tp": 2}, {"cp": 2}], ids=["TP1", "TP2", "CP2"])
+def test_sequences_that_nobody_packed_have_the_packed_ones_bits(
+    layout: dict[str, int], ranks: RankPool, model_folder: Callable[[RandomModel], str]
+) -> None:
+    model = model_folder(FRESH)
+    samples = prompts(1003, [(1, 32), (1, 32)], seed=5)
+    (scores,) = ranks.run("score", 1, model, {}, samples, [(1.0, None)])
+    found = ranks.run("unpacked", prod(layout.values()), model, layout, [[*a, *b] for a, b in samples])
+    expected = [bits([-value for value in values]) for values in scores[0]]
+    assert all(bits(rank) == expected for rank in found)

@@ -4,73 +4,33 @@ the flag, the info route, refusals that leave it alive."""
 from __future__ import annotations
 
 import json
-import os
-import signal
-import socket
-import subprocess
-import sys
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.sglang.rollout import CONTRACT, mismatches, prompts
+from tests.sglang.served import generate, served
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
-START_SECONDS = 300
 PROMPTS = prompts(65, lengths=(1, 17, 130))
 
 
 @pytest.fixture(scope="module")
 def url(untied_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    log = tmp_path_factory.mktemp("server") / "log"
-    command = [
-        *(sys.executable, "-W", "ignore", "-m", "sglang.launch_server", "--model-path", str(untied_model)),
-        *("--device", "cpu", "--dtype", "float32", "--true-on-policy-contract", CONTRACT, "--skip-tokenizer-init"),
-        *("--max-total-tokens", "4096", "--tp-size", "2", "--port", str(port), "--log-level", "warning"),
-    ]
-    with log.open("w") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
-    base = f"http://127.0.0.1:{port}"
-    try:
-        deadline = time.monotonic() + START_SECONDS
-        while _status(f"{base}/health") != 200:
-            assert process.poll() is None, log.read_text()[-2000:]
-            assert time.monotonic() < deadline, log.read_text()[-2000:]
-            time.sleep(1)
+    arguments = ("--dtype", "float32", "--true-on-policy-contract", CONTRACT, "--skip-tokenizer-init", "--tp-size", "2")
+    with served(untied_model, tmp_path_factory.mktemp("server") / "log", *arguments) as base:
         yield base
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-
-def _status(url: str) -> int:
-    try:
-        with urllib.request.urlopen(url, timeout=10) as response:
-            return int(response.status)
-    except (urllib.error.URLError, ConnectionError, TimeoutError):
-        return 0
-
-
-def _generate(url: str, **body: Any) -> Any:
-    request = urllib.request.Request(f"{url}/generate", json.dumps(body).encode(), {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=120) as response:
-        return json.load(response)
 
 
 def test_decode_equals_prefill_in_float32(url: str) -> None:
     params = {"temperature": 0.7, "max_new_tokens": 12, "ignore_eos": True}
-    outputs = _generate(url, input_ids=PROMPTS, sampling_params=params, return_logprob=True)
+    outputs = generate(url, input_ids=PROMPTS, sampling_params=params, return_logprob=True)
     decoded = [[entry[0] for entry in output["meta_info"]["output_token_logprobs"]] for output in outputs]
-    scored = _generate(
+    scored = generate(
         url,
         input_ids=[[*prompt, *output["output_ids"]] for prompt, output in zip(PROMPTS, outputs, strict=True)],
         sampling_params={"temperature": 0.7, "max_new_tokens": 0},
@@ -96,7 +56,7 @@ def test_info_route_shows_the_receipts(url: str) -> None:
 
 def test_a_refused_request_is_a_400_with_a_line(url: str) -> None:
     with pytest.raises(urllib.error.HTTPError) as caught:
-        _generate(url, input_ids=[1, 2], sampling_params={"top_p": 0.5})
+        generate(url, input_ids=[1, 2], sampling_params={"top_p": 0.5})
     assert caught.value.code == 400
     assert "top_p=0.5" in caught.value.read().decode()
-    assert _generate(url, input_ids=[1, 2], sampling_params={"max_new_tokens": 1})["output_ids"]
+    assert generate(url, input_ids=[1, 2], sampling_params={"max_new_tokens": 1})["output_ids"]
