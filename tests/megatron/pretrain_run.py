@@ -1,8 +1,8 @@
 """A training script over ``megatron.training`` as a user writes one, on a machine without a GPU.
 
 ``python tests/megatron/pretrain_run.py DOOR OUT.json MEGATRON_ARGUMENTS...`` with DOOR ``builder``, ``provider`` or
-``spec``; RANK and WORLD_SIZE as torchrun sets them. Rank 0 writes what the model gave for each token of the first
-iteration, as the bits of a float, and the mean loss of every iteration.
+``spec``; RANK and WORLD_SIZE as torchrun sets them. Rank 0 writes what the model gave for each token, as the bits of
+a float, and the mean loss of every iteration.
 
 ``megatron.training`` asks for CUDA beyond what the plugin's CPU support answers (``initialize_megatron`` asserts it);
 :func:`without_a_gpu` answers the rest. None of it carries numerics.
@@ -58,17 +58,15 @@ def loss_sum(losses: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, dict[str
 
 
 class Step:
-    """Megatron's forward step; keeps the bits of what the model gave for each token of the first iteration."""
+    """Megatron's forward step; keeps the bits of what the model gave for each token, micro-batch by micro-batch."""
 
-    def __init__(self, micro_batches: int) -> None:
-        self.first: list[list[int]] = []
-        self._wanted = micro_batches
+    def __init__(self) -> None:
+        self.given: list[list[int]] = []
 
     def __call__(self, batches: Any, model: Any) -> tuple[torch.Tensor, Any]:
         batch = next(batches)
         losses = model(batch["tokens"], batch["position_ids"], None, labels=batch["labels"])
-        if len(self.first) < self._wanted:
-            self.first.append(losses.detach().float().reshape(-1).view(torch.int32).tolist())
+        self.given.append(losses.detach().float().reshape(-1).view(torch.int32).tolist())
         return losses, loss_sum
 
 
@@ -87,6 +85,8 @@ def without_a_gpu() -> None:
         "memory_reserved": lambda *_: 0,
         "max_memory_reserved": lambda *_: 0,
         "reset_peak_memory_stats": lambda *_: None,
+        "get_rng_state": lambda *_: torch.get_rng_state(),
+        "set_rng_state": lambda *_: None,
         "get_device_capability": lambda *_: (9, 0),
         "get_device_properties": lambda *_: SimpleNamespace(major=9, minor=0),
     }.items():
@@ -127,10 +127,10 @@ def main(door: str, out: Path, arguments: list[str]) -> None:
         return result
 
     training.train_step = train_step
-    step = Step(args.global_batch_size // args.micro_batch_size // args.data_parallel_size)
+    step = Step()
     training.pretrain(container, datasets, ModelType.encoder_or_decoder, step, model_provider=provider)
     if torch.distributed.get_rank() == 0:
-        out.write_text(json.dumps({"first": step.first, "means": means}))
+        out.write_text(json.dumps({"given": step.given, "means": means}))
 
 
 def filled_model(**given: Any) -> Any:

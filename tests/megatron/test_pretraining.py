@@ -86,6 +86,12 @@ def pretrain(door: str, model: str, tp: int, folder: Path, *more: str) -> dict[s
     return found
 
 
+def iteration(found: dict[str, Any], index: int) -> list[int]:
+    """The bits of one iteration's tokens; every rank has all micro-batches, as there is one data-parallel rank."""
+    count = BATCH // MICRO_BATCH
+    return [bits for micro_batch in found["given"][index * count : (index + 1) * count] for bits in micro_batch]
+
+
 @pytest.fixture(scope="module")
 def model(model_folder: Callable[[RandomModel], str]) -> str:
     return model_folder(FRESH)
@@ -103,7 +109,7 @@ def expected(ranks: RankPool, model: str) -> list[int]:
 @pytest.mark.parametrize("door,tp", [("builder", 1), ("builder", 2), ("provider", 1)])
 def test_every_token_has_the_trainers_bits(door: str, tp: int, model: str, expected: list[int], tmp_path: Path) -> None:
     found = pretrain(door, model, tp, tmp_path)
-    given = [bits for micro_batch in found["first"] for bits in micro_batch]
+    given = iteration(found, 0)
     assert len(given) == BATCH * LENGTH
     assert sum(left != right for left, right in zip(given, expected, strict=True)) == 0
     assert len(found["means"]) == ITERATIONS
@@ -112,12 +118,23 @@ def test_every_token_has_the_trainers_bits(door: str, tp: int, model: str, expec
 
 def test_behind_the_spec_the_head_is_stock(model: str, expected: list[int], tmp_path: Path) -> None:
     found = pretrain("spec", model, 1, tmp_path)
-    given = [bits for micro_batch in found["first"] for bits in micro_batch]
+    given = iteration(found, 0)
     assert sum(left != right for left, right in zip(given, expected, strict=True)) > 0.9 * len(expected)
     values = [struct.unpack("<f", struct.pack("<i", bits))[0] for bits in given]
     ours = [struct.unpack("<f", struct.pack("<i", bits))[0] for bits in expected]
     assert values == pytest.approx(ours, abs=0.05)
     assert found["means"][-1] < found["means"][0] - 0.3
+
+
+def test_a_checkpoint_goes_on_with_the_same_bits_at_another_tp(model: str, tmp_path: Path) -> None:
+    saving = ("--save", str(tmp_path / "saved"), "--save-interval", "2", "--ckpt-format", "torch_dist")
+    straight = pretrain("builder", model, 1, tmp_path, *saving, "--no-ckpt-fully-parallel-save")
+    loading = ("--load", str(tmp_path / "saved"), "--ckpt-step", "2", "--ckpt-format", "torch_dist", "--no-load-rng")
+    for tp in (1, 2):
+        resumed = pretrain("builder", model, tp, tmp_path, *loading)
+        assert len(resumed["means"]) == 1
+        assert iteration(resumed, 0) == iteration(straight, 2)
+    assert iteration(straight, 2) != iteration(straight, 0)
 
 
 @pytest.mark.parametrize(
