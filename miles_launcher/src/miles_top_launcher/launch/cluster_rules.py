@@ -114,7 +114,8 @@ def _engine_fits(facts: LaunchFacts) -> str | None:
         return (
             f"--sglang-mem-fraction-static {request.sglang_mem_fraction_static:g} of {request.gpu_memory_gib:g} GiB, "
             f"less {side.lines[0].bytes / GIB:.1f} GiB of weights, holds {tokens} tokens of {token} bytes, and one "
-            f"request has up to {length}; raise it or --rollout-num-gpus-per-engine, or shorten --rollout-max-context-len"
+            f"request has up to {length}; raise it or --rollout-num-gpus-per-engine, or shorten "
+            "--rollout-max-context-len"
         )
     return None
 

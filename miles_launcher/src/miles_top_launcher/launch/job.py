@@ -34,8 +34,12 @@ def runtime_env(plan: Plan) -> str:
     return json.dumps({"env_vars": {one.name: one.value for one in plan.environment}}, sort_keys=True)
 
 
-def ray_command(plan: Plan, script: str = "train.py") -> tuple[str, ...]:
-    """Submits Miles' job to a cluster; it is run from a checkout of Miles."""
+#: Miles' driver; its wheel has none, so that it is run from a checkout.
+MILES_DRIVER = ("python3", "train.py")
+
+
+def ray_command(plan: Plan) -> tuple[str, ...]:
+    """Submits Miles' job to a cluster."""
     return (
         "ray",
         "job",
@@ -45,8 +49,7 @@ def ray_command(plan: Plan, script: str = "train.py") -> tuple[str, ...]:
         "--runtime-env-json",
         runtime_env(plan),
         "--",
-        "python3",
-        script,
+        *MILES_DRIVER,
         *words(plan.miles),
     )
 

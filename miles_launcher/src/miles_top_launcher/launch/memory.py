@@ -6,6 +6,7 @@ What the formulas leave out is said with them: CUDA contexts, NCCL's buffers, wo
 from __future__ import annotations
 
 import math
+from functools import cache
 
 from .._contract.schema.layout import Layout, RolloutLayout, TrainLayout
 from .._contract.schema.policy import Frozen
@@ -50,6 +51,7 @@ class MemoryPlan(Frozen):
     not_counted: str = "CUDA contexts, NCCL's buffers, workspaces and fragmentation: some GiB of the headroom"
 
 
+@cache
 def rank_parameters(shape: ModelShape, tp: int, pp: int, stage: int) -> int:
     """Parameters that a rank of a pipeline stage holds; a tied model's last stage has a copy of the embedding."""
 

@@ -13,7 +13,9 @@ from .sglang import contract_group, size_group
 
 MODEL_PROVIDER = "megatron_top_plugin.hosts.model_provider"
 #: Puts the contract's log-prob in the place of the host's.
-MEGATRON_INIT = "megatron_top_plugin.miles.init"
+MEGATRON_INIT = "megatron_top_plugin.hosts.init"
+#: Writes each rank's receipt before log-probs are computed.
+RECEIPTS_HOOK = "megatron_top_plugin.hosts.show_receipts"
 
 #: Miles' bundled SGLang knows another name of it; both know this one.
 _RENAMED = {"--cuda-graph-max-bs-decode": "--cuda-graph-max-bs"}
@@ -50,14 +52,19 @@ def _cluster(cluster: Cluster) -> ArgumentGroup:
 
 
 def _contract(request: LaunchRequest, model_dir: str) -> ArgumentGroup:
-    arguments = [
+    arguments = (
         argument("--hf-checkpoint", model_dir, why="sizes, tokenizer and the rollout's first weights"),
+        argument("--ref-load", start_of(request, model_dir), why="the Megatron checkpoint that training starts from"),
         argument("--custom-model-provider-path", MODEL_PROVIDER, why="the whole model under the contract"),
         argument("--custom-megatron-init-path", MEGATRON_INIT, why="the host's log-prob becomes the contract's"),
-    ]
-    if request.ref_load is not None:
-        arguments.append(argument("--ref-load", request.ref_load))
-    return ArgumentGroup(title="contract in the host", arguments=tuple(arguments))
+        argument("--custom-megatron-before-log-prob-hook-path", RECEIPTS_HOOK, why="each rank shows its receipt"),
+    )
+    return ArgumentGroup(title="model and contract", arguments=arguments)
+
+
+def start_of(request: LaunchRequest, model_dir: str) -> str:
+    """Where Miles finds the first weights in Megatron's format; by its own habit beside the model's folder."""
+    return request.ref_load if request.ref_load is not None else f"{model_dir}_torch_dist"
 
 
 def _rollout(request: LaunchRequest, batch: Batch) -> ArgumentGroup:
@@ -80,10 +87,12 @@ def _training(batch: Batch) -> ArgumentGroup:
         title="training",
         arguments=(
             argument("--global-batch-size", batch.global_batch_size),
+            argument("--seq-length", batch.max_context_len),
             argument("--use-dynamic-batch-size", why="micro-batches by tokens; packing changes no bit"),
             argument("--max-tokens-per-gpu", batch.max_tokens_per_gpu),
             argument("--advantage-estimator", "grpo"),
             argument("--eps-clip", 0.2),
+            argument("--mtp-loss-scaling-factor", 0.1, why="Megatron's default; Miles' own is refused as unproven"),
         ),
     )
 

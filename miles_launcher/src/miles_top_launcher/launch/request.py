@@ -77,7 +77,9 @@ class LaunchRequest(Frozen):
     prompt_data: str | None = flag(
         None, JOB, "Miles' data set of prompts; left to the script's arguments if not given."
     )
-    ref_load: str | None = flag(None, JOB, "Megatron checkpoint that Miles starts from.")
+    ref_load: str | None = flag(
+        None, JOB, "Megatron checkpoint that Miles starts from (default: MODEL_DIR_torch_dist)."
+    )
     address: str = flag("http://127.0.0.1:8265", JOB, "Ray's dashboard, where the job is submitted.", min_length=1)
 
 

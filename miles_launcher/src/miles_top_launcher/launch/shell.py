@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterable
 
 from .arguments import ArgumentGroup
-from .job import engines_per_node, runtime_env
+from .job import MILES_DRIVER, engines_per_node, runtime_env
 from .plan import Plan
 from .sglang import FIRST_PORT
 
@@ -104,7 +104,7 @@ def _miles(plan: Plan) -> list[str]:
         "  # SCRIPT miles --prompt-data FILE --input-key KEY --label-key KEY --rm-type TYPE",
         f"  exec ray job submit --address {shlex.quote(plan.request.address)} \\",
         f"    --runtime-env-json {shlex.quote(runtime_env(plan))} \\",
-        '    -- python3 train.py "${MILES_ARGS[@]}" "$@"',
+        f'    -- {shlex.join(MILES_DRIVER)} "${{MILES_ARGS[@]}}" "$@"',
         "  ;;",
     ]
 

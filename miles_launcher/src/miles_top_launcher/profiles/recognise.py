@@ -43,7 +43,7 @@ def recognise(given: str, contract_name: str | None = None) -> KnownModel:
     if not given.strip():
         raise BadInput("--model is empty; give a published name such as Qwen/Qwen3-4B, or a Hugging Face folder")
     known = profiles()
-    folder = Path(given).expanduser()
+    folder = _home(given)
     if is_folder(folder, "--model"):
         return _from_folder(folder, known, contract_name)
     if given.startswith((".", "/", "~")) or given.count("/") > 1:
@@ -52,6 +52,14 @@ def recognise(given: str, contract_name: str | None = None) -> KnownModel:
             "Qwen/Qwen3-4B"
         )
     return _from_name(given, known, contract_name)
+
+
+def _home(given: str) -> Path:
+    try:
+        return Path(given).expanduser()
+    except RuntimeError:
+        # `~someone` who has no home here
+        return Path(given)
 
 
 def _from_folder(folder: Path, known: Sequence[FamilyProfile], contract_name: str | None) -> KnownModel:
@@ -105,6 +113,6 @@ def _from_name(given: str, known: Sequence[FamilyProfile], contract_name: str | 
     near = difflib.get_close_matches(bare, by_name, 1)
     raise BadInput(
         f"--model {given}: no folder here, and no profile has that name; known: {', '.join(published)}"
-        + (f"; did you mean {by_name[near[0]]}?" if near else "")
         + "; or give a Hugging Face folder, of which config.json is enough"
+        + (f"; did you mean {by_name[near[0]]}?" if near else "")
     )
