@@ -223,8 +223,10 @@ def test_the_script_runs_the_commands_of_the_plan(tmp_path: Path, name: str) -> 
         job = run("miles", "--rm-type", "math")
         assert job[1:-1] == [*ray_command(plan)[1:], "--rm-type", "math"]
         assert job[job.index("--") + 1 :][:2] == list(MILES_DRIVER)
-        env = json.loads(job[job.index("--runtime-env-json") + 1])["env_vars"]
-        assert env == {one.name: one.value for one in plan.environment}
+        env = json.loads(job[job.index("--runtime-env-json") + 1])
+        assert env["env_vars"] == {one.name: one.value for one in plan.environment}
+        assert env["env_vars"]["TRUE_ON_POLICY_CONTRACT"] == plan.model.contract
+        assert env["worker_process_setup_hook"] == "sglang_top_plugin.hosts.load"
     wrong = subprocess.run(["bash", script, "nothing"], capture_output=True, text=True, check=False)
     assert wrong.returncode == 2 and "name a section" in wrong.stderr
 

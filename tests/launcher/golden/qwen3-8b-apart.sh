@@ -25,6 +25,10 @@ export CUBLAS_WORKSPACE_CONFIG=:4096:8
 export NVTE_ALLOW_NONDETERMINISTIC_ALGO=0
 # trainer: Megatron refuses tensor and context parallelism without it on GPUs before Blackwell
 export CUDA_DEVICE_MAX_CONNECTIONS=1
+# miles: Miles hands SGLang no argument that stock SGLang lacks, so that its processes read this
+export TRUE_ON_POLICY_CONTRACT=qwen3_dense_true_on_policy_v1
+# miles: the folder that each side's receipts are written to
+export TRUE_ON_POLICY_RECEIPTS=/tmp/true-on-policy-receipts
 # both: tokenizers warn in forked processes, and SGLang forks
 export TOKENIZERS_PARALLELISM=false
 
@@ -176,7 +180,6 @@ MILES_ARGS=(
   --eps-clip 0.2
   --mtp-loss-scaling-factor 0.1  # Megatron's default; Miles' own is refused as unproven
   # SGLang
-  --sglang-true-on-policy-contract qwen3_dense_true_on_policy_v1  # turns the contract on; all else follows it
   --sglang-device cuda  # where the kernel set runs
   --sglang-dtype bfloat16  # the contract's
   --sglang-attention-backend fa3  # the contract's attention stands behind this name
@@ -203,7 +206,7 @@ miles)
   # once, where Ray's dashboard is reached, from a checkout of Miles; data, reward and logging are yours:
   # SCRIPT miles --prompt-data FILE --input-key KEY --label-key KEY --rm-type TYPE
   exec ray job submit --address http://127.0.0.1:8265 \
-    --runtime-env-json '{"env_vars": {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "CUDA_DEVICE_MAX_CONNECTIONS": "1", "NCCL_ALGO": "allreduce:tree", "NCCL_NVLS_ENABLE": "0", "NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0", "SGLANG_PLUGINS": "true_on_policy", "SGLANG_RETURN_ORIGINAL_LOGPROB": "0", "SGLANG_RUST_SERVER": "0", "SGLANG_USE_CPU_ENGINE": "0", "TOKENIZERS_PARALLELISM": "false"}}' \
+    --runtime-env-json '{"env_vars": {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "CUDA_DEVICE_MAX_CONNECTIONS": "1", "NCCL_ALGO": "allreduce:tree", "NCCL_NVLS_ENABLE": "0", "NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0", "SGLANG_PLUGINS": "true_on_policy", "SGLANG_RETURN_ORIGINAL_LOGPROB": "0", "SGLANG_RUST_SERVER": "0", "SGLANG_USE_CPU_ENGINE": "0", "TOKENIZERS_PARALLELISM": "false", "TRUE_ON_POLICY_CONTRACT": "qwen3_dense_true_on_policy_v1", "TRUE_ON_POLICY_RECEIPTS": "/tmp/true-on-policy-receipts"}, "worker_process_setup_hook": "sglang_top_plugin.hosts.load"}' \
     -- python3 train.py "${MILES_ARGS[@]}" "$@"
   ;;
 sglang)

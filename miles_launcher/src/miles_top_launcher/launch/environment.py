@@ -8,7 +8,7 @@ from .._contract.schema.contract import TrueOnPolicyContract
 from .._contract.schema.policy import Frozen
 from .._contract.schema.render import environment
 
-Side = Literal["both", "rollout", "trainer"]
+Side = Literal["both", "rollout", "trainer", "miles"]
 
 
 class Variable(Frozen):
@@ -20,8 +20,8 @@ class Variable(Frozen):
     side: Side
 
 
-def launch_environment(contract: TrueOnPolicyContract, device: str) -> tuple[Variable, ...]:
-    """What the processes of both engines get: the contract's own, and what the hosts ask for."""
+def launch_environment(contract: TrueOnPolicyContract, device: str, receipts_dir: str) -> tuple[Variable, ...]:
+    """What the processes of both engines get: the contract's own, what the hosts ask for, what goes through Miles."""
     settings = [
         Variable(
             name=setting.name,
@@ -40,6 +40,20 @@ def launch_environment(contract: TrueOnPolicyContract, device: str) -> tuple[Var
                 side="trainer",
             )
         )
+        settings += [
+            Variable(
+                name="TRUE_ON_POLICY_CONTRACT",
+                value=contract.name,
+                reason="Miles hands SGLang no argument that stock SGLang lacks, so that its processes read this",
+                side="miles",
+            ),
+            Variable(
+                name="TRUE_ON_POLICY_RECEIPTS",
+                value=receipts_dir,
+                reason="the folder that each side's receipts are written to",
+                side="miles",
+            ),
+        ]
     settings.append(
         Variable(
             name="TOKENIZERS_PARALLELISM",

@@ -31,9 +31,12 @@ def torchrun_command(plan: Plan, script: str) -> tuple[str, ...]:
 
 def runtime_env(plan: Plan) -> str:
     """Ray's runtime environment as JSON: one for a whole job, both engines' variables."""
-    return json.dumps({"env_vars": {one.name: one.value for one in plan.environment}}, sort_keys=True)
+    variables = {one.name: one.value for one in plan.environment}
+    return json.dumps({"env_vars": variables, "worker_process_setup_hook": WORKER_SETUP}, sort_keys=True)
 
 
+#: Loads the SGLang plugin in each of Ray's processes, before Miles makes server arguments there.
+WORKER_SETUP = "sglang_top_plugin.hosts.load"
 #: Miles' driver; its wheel has none, so that it is run from a checkout.
 MILES_DRIVER = ("python3", "train.py")
 

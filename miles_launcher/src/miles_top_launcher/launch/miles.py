@@ -19,8 +19,9 @@ RECEIPTS_HOOK = "megatron_top_plugin.hosts.show_receipts"
 
 #: Miles' bundled SGLang knows another name of it; both know this one.
 _RENAMED = {"--cuda-graph-max-bs-decode": "--cuda-graph-max-bs"}
-#: Left to the plugin, which sets it: Miles' bundled SGLang has no such flag.
-_LEFT_OUT = frozenset({"--disable-prefill-cuda-graph"})
+#: The first travels in the environment, because Miles' driver knows stock SGLang's flags only; the second is left to
+#: the plugin, which sets it, because Miles' bundled SGLang has no such flag.
+_LEFT_OUT = frozenset({"--true-on-policy-contract", "--disable-prefill-cuda-graph"})
 
 
 def miles_groups(

@@ -97,7 +97,7 @@ def make_plan(request: LaunchRequest) -> Plan:
         layout=layout,
         batch=batch,
         evidence=_evidence(request, known, layout),
-        environment=launch_environment(known.contract, device),
+        environment=launch_environment(known.contract, device, request.receipts_dir),
         sglang=sglang_groups(request, known, layout, batch, model.directory, device),
         megatron=megatron_groups(request, known, layout, batch, device),
         miles=miles_groups(request, known, layout, cluster, batch, model.directory) if device == "cuda" else (),

@@ -80,6 +80,7 @@ class LaunchRequest(Frozen):
     ref_load: str | None = flag(
         None, JOB, "Megatron checkpoint that Miles starts from (default: MODEL_DIR_torch_dist)."
     )
+    receipts_dir: str = flag("/tmp/true-on-policy-receipts", JOB, "Where a Miles job writes receipts.", min_length=1)
     address: str = flag("http://127.0.0.1:8265", JOB, "Ray's dashboard, where the job is submitted.", min_length=1)
 
 

@@ -14,7 +14,7 @@ from .facts import SIZES, LaunchFacts
 from .request import LaunchRequest, flag_name
 
 #: Rules that another layout of the same cluster may mend.
-MENDED = frozenset(rule.name for rule in (*LAYOUT_RULES, *PLACEMENT_RULES))
+MENDED = frozenset({rule.name for rule in LAYOUT_RULES} | {rule.name for rule in PLACEMENT_RULES})
 
 
 def check_launch(facts: LaunchFacts) -> None:
