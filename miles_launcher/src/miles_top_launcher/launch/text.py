@@ -41,7 +41,7 @@ def _head(plan: Plan) -> list[str]:
         ("model", f"{model.name} ({published}), {model.directory}"),
         ("parameters", f"{model.parameters:,}; {model.parameters_without_embeddings:,} without embeddings"),
         ("contract", f"{model.contract}, kernel set {plan.request.kernel_set}"),
-        ("GPUs", f"{cluster.nodes} x {cluster.gpus_per_node}, {where}"),
+        ("GPUs" if plan.memory is not None else "processes", f"{cluster.nodes} x {cluster.gpus_per_node}, {where}"),
         (
             "trainer",
             f"{train_name(train)}: tp {train.tp}, pp {train.pp}, cp {train.cp}, dp {train.dp} ({train.cp_layout})",
