@@ -253,7 +253,7 @@ def test_memory_is_what_its_formulas_say() -> None:
     assert rank_parameters(plan.model.shape, 2, 1, 0) == held
     assert [line.bytes for line in plan.memory.train.lines[:3]] == [2 * held, 4 * held, 12 * held // 4]
     per_token = layer_bytes_per_token(plan.model.shape, 2)
-    assert per_token == 2 * 6 * 2560 + (2 * (6144 + 5120 + 6144 + 4096 + 3 * 9728) + 4 * 32) // 2
+    assert per_token == 2 * 6 * 2560 + (2 * (5120 + 6144 + 4096 + 3 * 9728) + 4 * 32) // 2
     assert plan.memory.train.lines[3].bytes == 16384 * (36 * 4 * 2560 + per_token)
     assert plan.memory.kv_bytes_per_token == 36 * 2 * 1024 * 2
     pool = int(0.6 * 139.8 * GIB) - 2 * plan.model.parameters

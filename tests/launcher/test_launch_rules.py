@@ -15,9 +15,11 @@ from miles_top_launcher._contract.schema.layout_rules import LAYOUT_RULES, LENGT
 from miles_top_launcher.launch.batch_rules import BATCH_RULES
 from miles_top_launcher.launch.cluster_rules import CLUSTER_RULES, PLACEMENT_RULES
 from miles_top_launcher.launch.facts import LaunchFacts
+from miles_top_launcher.launch.formats import FORMATS
 from miles_top_launcher.launch.plan import Plan, make_plan
 from miles_top_launcher.launch.request import LaunchRequest
 from miles_top_launcher.launch.rules import MENDED, broken_rule, check_launch, nearest_requests
+from miles_top_launcher.launch.sources import make_request
 from miles_top_launcher.profiles.recognise import recognise
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "layouts.md").read_text(encoding="utf-8")
@@ -237,7 +239,7 @@ def engines_agree(plan: Plan) -> None:
     assert batch.samples % batch.global_batch_size == 0
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(requests())
 def test_what_passes_satisfies_the_engines_own_checks_and_what_does_not_names_its_rule(fields: dict[str, Any]) -> None:
     try:
@@ -261,6 +263,26 @@ def test_every_layout_of_64_gpus_that_passes_satisfies_the_engines() -> None:
                         passed += 1
                         engines_agree(make_plan(request(**fields)))
     assert passed == 10 * 3 * 4
+
+
+WILD = st.integers(-(2**70), 2**70) | st.integers(-3, 70) | st.none() | st.booleans() | st.text(max_size=3)
+ANY = WILD | st.floats() | st.sampled_from(["full", "cpu", "contiguous", "Qwen3-4B", "/dev/null"])
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.dictionaries(st.sampled_from(sorted(LaunchRequest.model_fields)), ANY, max_size=6))
+def test_wild_values_are_planned_or_refused_in_one_line(fields: dict[str, Any]) -> None:
+    try:
+        plan = make_plan(make_request({"model": "Qwen3-8B", **fields}))
+    except Refusal as refused:
+        line = str(refused).replace(str(fields.get("model")), "")
+        plan = None
+    if plan is None:
+        assert line and "\n" not in line
+        return
+    engines_agree(plan)
+    for write in FORMATS.values():
+        assert write(plan)
 
 
 @settings(max_examples=60, deadline=None)

@@ -92,19 +92,19 @@ def parameters(shape: ModelShape) -> tuple[int, int]:
 def layer_bytes_per_token(shape: ModelShape, tp: int, selective: bool = False) -> int:
     """Bytes that a layer keeps of a token for its backward.
 
-    Replicated: two fp32 sums of the residual and their two norms. A rank's share: qkv, queries and keys in front of
-    their norms, queries, keys and values as attention takes them, its output with an fp32 log-sum-exp a head, gate, up
-    and their product.
+    Replicated: two fp32 sums of the residual and what their norms give. A rank's share: queries and keys in front of
+    their norms, queries, keys and values as attention takes them, its output, gate, up and their product; and an fp32
+    log-sum-exp a head. Recomputing attention (`selective`) keeps queries and keys in front of their rotation and the
+    whole product that values are a part of, which is more: attention's scores are never kept anyway.
     """
-    hidden = 2 * (FP32 + BF16) * shape.hidden_size
-    attention = BF16 * (shape.q_size + 2 * shape.kv_size) + FP32 * shape.num_attention_heads
-    own = (
-        BF16 * (shape.q_size + 2 * shape.kv_size)
-        + BF16 * (shape.q_size + shape.kv_size)
-        + BF16 * shape.q_size
-        + BF16 * 3 * shape.intermediate_size
-    )
-    return hidden + (own + (0 if selective else attention)) // tp
+    replicated = 2 * (FP32 + BF16) * shape.hidden_size
+    heads = shape.q_size + shape.kv_size if getattr(shape, "qk_norm", True) else 0
+    inner = shape.q_size + 3 * shape.intermediate_size
+    if selective:
+        taken = (shape.q_size + shape.kv_size) + (shape.q_size + 2 * shape.kv_size)
+        return replicated + BF16 * (heads + taken + inner) // tp
+    taken = shape.q_size + 2 * shape.kv_size
+    return replicated + (BF16 * (heads + taken + inner) + FP32 * shape.num_attention_heads) // tp
 
 
 def train_memory(request: LaunchRequest, shape: ModelShape, train: TrainLayout, batch: Batch) -> SideMemory:

@@ -54,6 +54,21 @@ def recognise(given: str, contract_name: str | None = None) -> KnownModel:
     return _from_name(given, known, contract_name)
 
 
+def published_name(given: str) -> str | None:
+    """The hub name that a name stands for, or None if no profile has it."""
+    for family in profiles():
+        for model in family.models:
+            if given.lower() in known_names(model):
+                return _meant(given, model)[0]
+    return None
+
+
+def _meant(given: str, model: Model) -> tuple[str, ...]:
+    """The hub names that a model's name stands for: one, unless it is the model's own name for several."""
+    exact = tuple(name for name in model.hub_names if given.lower() in (name.lower(), name.lower().split("/")[-1]))
+    return exact or model.hub_names
+
+
 def _home(given: str) -> Path:
     try:
         return Path(given).expanduser()
@@ -98,10 +113,7 @@ def _from_name(given: str, known: Sequence[FamilyProfile], contract_name: str | 
                         f"--contract {contract_name}: the profile of {given} names {contract.name}; leave it out, or "
                         "give the model's folder"
                     )
-                exact = tuple(
-                    name for name in model.hub_names if given.lower() in (name.lower(), name.lower().split("/")[-1])
-                )
-                names = exact or model.hub_names
+                names = _meant(given, model)
                 return KnownModel(contract, family.shape_of(model, contract), None, family, model, names)
     bare = given.rpartition("/")[2].lower()
     for family in known:
