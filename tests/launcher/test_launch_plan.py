@@ -29,7 +29,7 @@ GOLDEN = Path(__file__).with_name("golden")
 RUNNER = CliRunner()
 
 LAUNCHES: dict[str, dict[str, Any]] = {
-    "qwen3-4b": {"model": "Qwen/Qwen3-4B", **recommended("Qwen/Qwen3-4B", None).launch},
+    "qwen3-4b": {"model": "Qwen/Qwen3-4B", **recommended("Qwen/Qwen3-4B", None)},
     "qwen3-32b-two-nodes": {
         "model": "Qwen/Qwen3-32B",
         "nodes": 2,

@@ -18,7 +18,7 @@ from miles_top_launcher.launch.memory import parameters
 from miles_top_launcher.launch.plan import make_plan, recommended
 from miles_top_launcher.launch.request import LaunchRequest
 from miles_top_launcher.problems import BadInput
-from miles_top_launcher.profiles.profile import FamilyProfile, Model
+from miles_top_launcher.profiles.profile import FamilyProfile, Model, Ran
 from miles_top_launcher.profiles.recognise import recognise
 from miles_top_launcher.profiles.registry import profiles
 from miles_top_launcher.random_model import RANDOM_MODELS
@@ -195,29 +195,53 @@ def test_what_is_neither_name_nor_folder_is_one_line(given: str, message: str) -
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_what_is_recommended_works_and_its_evidence_is_of_this_model_and_layout(name: str) -> None:
+def test_what_is_recommended_works_and_says_whether_it_ran(name: str) -> None:
     model = MODELS[name]
-    plan = make_plan(LaunchRequest.model_validate({"model": model.hub_names[0], **model.recommended.launch}))
-    assert plan.evidence.records == model.recommended.evidence
+    plan = make_plan(LaunchRequest.model_validate({"model": model.hub_names[0], **model.recommended}))
     assert plan.evidence.status == ("ran" if name in ("Qwen3-0.6B", "Qwen3-4B") else "not run")
-    for record in model.recommended.evidence:
+    if plan.evidence.status == "ran":
+        assert [Path(record).name.split("-")[3] for record in plan.evidence.records] == ["cell", "steps"]
+
+
+RAN = [(model, ran) for model in FAMILY.models for ran in model.ran]
+
+
+@pytest.mark.parametrize(("model", "ran"), RAN, ids=[f"{model.name}-{number}" for number, (model, _) in enumerate(RAN)])
+def test_evidence_is_of_this_shape_and_layout_and_exact(model: Model, ran: Ran) -> None:
+    shape = FAMILY.shape_of(model, CONTRACT).model_dump()
+    for record in ran.records:
         found = json.loads((ROOT / record).read_text(encoding="utf-8"))
-        assert found["run"]["kernel_set"] == plan.request.kernel_set
-        assert len(found["run"]["device"]) == plan.cluster.gpus
-        layout = found["result"]["layout"]
-        assert layout == plan.layout.model_dump(mode="json")
+        assert found["run"]["kernel_set"] == "hopper"
+        assert len(found["run"]["device"]) >= max(ran.rollout_tp, ran.tp * ran.pp * ran.cp * ran.dp)
+        sizes = {**found["result"]["layout"]["train"], "rollout_tp": found["result"]["layout"]["rollout"]["tp"]}
+        assert {name: sizes[name] for name in ("rollout_tp", "tp", "pp", "cp", "dp")} == ran.model_dump(
+            exclude={"records"}
+        )
         compared = found["result"].get("after", [found["result"]])
         assert compared and all(one["token_count"] > 0 and one["mismatch_count"] == 0 for one in compared)
-        ran = RANDOM_MODELS[next(random for random in RANDOM_MODELS if Path(record).name.startswith(f"{random}-"))]
-        shape = plan.model.shape.model_dump()
-        assert {field: ran.config()[field] for field in shape if field in ran.config()} == {
-            field: value for field, value in shape.items() if field in ran.config()
+        random = next(name for name in RANDOM_MODELS if Path(record).name.startswith(f"{name}-"))
+        config = RANDOM_MODELS[random].config()
+        assert {field: value for field, value in shape.items() if field in config} == {
+            field: config[field] for field in shape if field in config
         }
 
 
-def test_another_layout_than_the_recommended_has_no_evidence() -> None:
-    launch = {**MODELS["Qwen3-4B"].recommended.launch, "tensor_model_parallel_size": 1}
-    assert make_plan(LaunchRequest.model_validate({"model": "Qwen3-4B", **launch})).evidence.records == ()
+def test_every_record_of_a_layout_is_in_a_profile() -> None:
+    named = {record for _, ran in RAN for record in ran.records}
+    folder = ROOT / "docs" / "evidence" / "h200x2"
+    records = {str(path.relative_to(ROOT)) for kind in ("cell", "steps") for path in folder.glob(f"*-{kind}-*.json")}
+    assert named == records and len(RAN) == 20
+
+
+def test_another_layout_or_machine_has_no_evidence() -> None:
+    def records(**changes: Any) -> tuple[str, ...]:
+        launch = {"model": "Qwen3-4B", "gpus_per_node": 2, "tensor_model_parallel_size": 2, **changes}
+        return make_plan(LaunchRequest.model_validate(launch)).evidence.records
+
+    assert len(records()) == 2
+    assert len(records(rollout_num_gpus_per_engine=2)) == 1
+    assert records(gpus_per_node=4) == records(nodes=2) == records(kernel_set="cpu") == ()
+    assert records(model="Qwen3-4B-Base") == records(model="Qwen3-8B") == ()
 
 
 class Installer:
@@ -254,7 +278,7 @@ def other_profile() -> bytes:
                 "hub_names": ["Else/Other-64B"],
                 "config": {**model.config, "num_hidden_layers": 128},
                 "parameters": 1,
-                "recommended": {"launch": {"gpus_per_node": 8, "tensor_model_parallel_size": 8}},
+                "recommended": {"gpus_per_node": 8, "tensor_model_parallel_size": 8},
             }
         ],
     }
@@ -268,7 +292,7 @@ def test_another_package_adds_a_family(packages: Installer, form: str) -> None:
     known = recognise("else/other-64b")
     assert known.family is not None and known.family.family == "other"
     assert known.shape.num_hidden_layers == 128
-    assert recommended("Other-64B", None).launch["tensor_model_parallel_size"] == 8
+    assert recommended("Other-64B", None)["tensor_model_parallel_size"] == 8
 
 
 @pytest.mark.parametrize(

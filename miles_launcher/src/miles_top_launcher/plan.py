@@ -175,8 +175,8 @@ def _refuse_a_name(given: str, folder: Path) -> None:
     name = None if is_folder(folder, "--model") else published_name(given)
     if name is not None:
         raise BadInput(
-            f"--model {given}: is the name of a published model, and no folder here; a run needs its weights: hf download "
-            f"{name} --local-dir DIR, then --model DIR"
+            f"--model {given}: is the name of a published model, and no folder here; a run needs its weights: "
+            f"hf download {name} --local-dir DIR, then --model DIR"
         )
 
 

@@ -170,6 +170,7 @@ MILES_ARGS=(
   --rollout-max-response-len 8192
   --rollout-temperature 1  # the trainer divides logits by the same
   --rollout-seed 42
+  --pause-generation-mode abort  # no request lives over a weight update
   # training
   --global-batch-size 256
   --seq-length 16384

@@ -41,7 +41,7 @@ def launch_request(request: PlanRequest) -> LaunchRequest:
     fields = merge(sources)
     if request.recommended:
         asked = make_request(fields)
-        sources.append((f"the recommendation for {asked.model}", recommended(asked.model, asked.contract).launch))
+        sources.append((f"the recommendation for {asked.model}", recommended(asked.model, asked.contract)))
         fields = merge(sources)
     return make_request(fields)
 

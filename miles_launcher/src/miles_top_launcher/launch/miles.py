@@ -77,6 +77,7 @@ def _rollout(request: LaunchRequest, batch: Batch) -> ArgumentGroup:
         argument("--rollout-max-response-len", batch.max_response_len),
         argument("--rollout-temperature", request.rollout_temperature, why="the trainer divides logits by the same"),
         argument("--rollout-seed", request.rollout_seed),
+        argument("--pause-generation-mode", "abort", why="no request lives over a weight update"),
     ]
     if request.prompt_data is not None:
         arguments.append(argument("--prompt-data", request.prompt_data))

@@ -5,18 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
+from pydantic import JsonValue
+
 from .._contract.schema.layout import Layout
 from .._contract.schema.policy import Frozen
 from .._contract.schema.profile import ModelShape, check_kernel_set
 from .._contract.schema.temperature import check_temperature
 from ..problems import BadInput
-from ..profiles.profile import Recommended
 from ..profiles.recognise import KnownModel, recognise
 from .arguments import ArgumentGroup
 from .batch import Batch, batch_of
 from .cluster import Cluster, layout_of, place
 from .environment import Variable, launch_environment
-from .facts import SIZES, LaunchFacts
+from .facts import LaunchFacts
 from .megatron import megatron_groups
 from .memory import MemoryPlan, memory_of, parameters
 from .miles import miles_groups
@@ -107,15 +108,15 @@ def make_plan(request: LaunchRequest) -> Plan:
     )
 
 
-def recommended(model: str, contract: str | None) -> Recommended:
-    """The one configuration of a model's profile. Raises BadInput for a model without a profile."""
+def recommended(model: str, contract: str | None) -> dict[str, JsonValue]:
+    """The one launch of a model's profile. Raises BadInput for a model without a profile."""
     known = recognise(model, contract)
     if known.model is None:
         raise BadInput(
             f"--recommended: {model} has the sizes of no published model of a profile, so that none is recommended; "
             "give the layout by flags"
         )
-    return known.model.recommended
+    return dict(known.model.recommended)
 
 
 def _model(request: LaunchRequest, known: KnownModel) -> PlannedModel:
@@ -142,19 +143,14 @@ def _model(request: LaunchRequest, known: KnownModel) -> PlannedModel:
 
 
 def _evidence(request: LaunchRequest, known: KnownModel, layout: Layout) -> Evidence:
-    """Records are of one layout: of another one, of another machine or another kernel set they say nothing."""
-    found = known.model.recommended if known.model is not None else None
-    if found is not None and found.evidence:
-        same = all(
-            getattr(request, name) == found.launch.get(name, getattr(request, name))
-            for name in (*SIZES, "nodes", "gpus_per_node", "colocate")
-        )
-        if same and request.kernel_set == "hopper":
-            return Evidence(
-                status="ran",
-                records=found.evidence,
-                note="random weights of this shape in this layout on H200s: log-probs equal bit by bit; Miles: not run",
-            )
+    """Records are of one layout on one machine: of others they say nothing."""
+    train = layout.train
+    sizes = (layout.rollout.tp, train.tp, train.pp, train.cp, train.dp)
+    for ran in known.model.ran if known.model is not None else ():
+        same = (ran.rollout_tp, ran.tp, ran.pp, ran.cp, ran.dp) == sizes
+        if same and request.nodes == 1 and request.kernel_set == "hopper":
+            note = "random weights of this shape in this layout on H200s: log-probs equal bit by bit; Miles: not run"
+            return Evidence(status="ran", records=ran.records, note=note)
     return Evidence(status="not run", records=(), note="this model in this layout is planned, not run")
 
 

@@ -14,13 +14,15 @@ from .._contract.schema.policy import Frozen
 from .._contract.schema.profile import ModelShape
 
 
-class Recommended(Frozen):
-    """One configuration of a model, and what has run of it."""
+class Ran(Frozen):
+    """A layout in which a model's shape has run on GPUs of one machine, and the records of it in the repository."""
 
-    launch: dict[str, JsonValue] = Field(min_length=1)
-    """Fields of a `LaunchRequest` by name."""
-    evidence: tuple[str, ...] = ()
-    """Records in the repository of runs of this model's shape in this layout; none: it has been planned, not run."""
+    rollout_tp: int = Field(ge=1)
+    tp: int = Field(ge=1)
+    pp: int = Field(ge=1)
+    cp: int = Field(ge=1)
+    dp: int = Field(ge=1)
+    records: tuple[str, ...] = Field(min_length=1)
 
 
 class Model(Frozen):
@@ -33,7 +35,10 @@ class Model(Frozen):
     """What its `config.json` adds to, or changes in, the family's."""
     parameters: int = Field(ge=1)
     """All parameters, embeddings too, tied ones counted once."""
-    recommended: Recommended
+    recommended: dict[str, JsonValue] = Field(min_length=1)
+    """One launch of it: fields of a `LaunchRequest` by name."""
+    ran: tuple[Ran, ...] = ()
+    """Every other layout is planned, not run."""
 
 
 class NotCovered(Frozen):
