@@ -197,7 +197,7 @@ def test_what_is_neither_name_nor_folder_is_one_line(given: str, message: str) -
 @pytest.mark.parametrize("name", MODELS)
 def test_what_is_recommended_works_and_says_whether_it_ran(name: str) -> None:
     model = MODELS[name]
-    plan = make_plan(LaunchRequest.model_validate({"model": model.hub_names[0], **model.recommended}))
+    plan = make_plan(LaunchRequest.model_validate({"model": model.hub_names[0], **model.recommended.launch}))
     assert plan.evidence.status == ("ran" if name in ("Qwen3-0.6B", "Qwen3-4B") else "not run")
     if plan.evidence.status == "ran":
         assert [Path(record).name.split("-")[3] for record in plan.evidence.records] == ["cell", "steps"]
@@ -278,7 +278,7 @@ def other_profile() -> bytes:
                 "hub_names": ["Else/Other-64B"],
                 "config": {**model.config, "num_hidden_layers": 128},
                 "parameters": 1,
-                "recommended": {"gpus_per_node": 8, "tensor_model_parallel_size": 8},
+                "recommended": {"launch": {"gpus_per_node": 8, "tensor_model_parallel_size": 8}},
             }
         ],
     }

@@ -116,7 +116,7 @@ def recommended(model: str, contract: str | None) -> dict[str, JsonValue]:
             f"--recommended: {model} has the sizes of no published model of a profile, so that none is recommended; "
             "give the layout by flags"
         )
-    return dict(known.model.recommended)
+    return dict(known.model.recommended.launch)
 
 
 def _model(request: LaunchRequest, known: KnownModel) -> PlannedModel:

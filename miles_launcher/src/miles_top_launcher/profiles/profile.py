@@ -14,6 +14,13 @@ from .._contract.schema.policy import Frozen
 from .._contract.schema.profile import ModelShape
 
 
+class Recommended(Frozen):
+    """One launch of a model."""
+
+    launch: dict[str, JsonValue] = Field(min_length=1)
+    """Fields of a `LaunchRequest` by name."""
+
+
 class Ran(Frozen):
     """A layout in which a model's shape has run on GPUs of one machine, and the records of it in the repository."""
 
@@ -35,8 +42,7 @@ class Model(Frozen):
     """What its `config.json` adds to, or changes in, the family's."""
     parameters: int = Field(ge=1)
     """All parameters, embeddings too, tied ones counted once."""
-    recommended: dict[str, JsonValue] = Field(min_length=1)
-    """One launch of it: fields of a `LaunchRequest` by name."""
+    recommended: Recommended
     ran: tuple[Ran, ...] = ()
     """Every other layout is planned, not run."""
 
