@@ -21,7 +21,7 @@ from miles_top_launcher.profiles.recognise import recognise
 from miles_top_launcher.profiles.registry import profiles
 from miles_top_launcher.random_model import RANDOM_MODELS
 
-NAMES = [name for family in profiles() for model in family.models for name in model.hub_names]
+NAMES = [name for model in profiles()[0].models for name in model.hub_names]
 TP, PP, CP = "tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"
 LAYOUTS: list[dict[str, Any]] = [
     {"gpus_per_node": 8, TP: 2, "rollout_num_gpus_per_engine": 2, "optimizer_cpu_offload": True},

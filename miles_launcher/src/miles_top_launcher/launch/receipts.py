@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from .._contract.schema.contract import TrueOnPolicyContract
@@ -46,7 +45,7 @@ def expected_receipts(
 ) -> ExpectedReceipts:
     """The receipts of a launch. Ranks count from 0 within each engine and within the trainer."""
     train = layout.train
-    versions = {name: _versions(value) for name, value in contract.model_dump(mode="json")["engine_versions"].items()}
+    versions = _versions(contract, request.kernel_set)
     return ExpectedReceipts(
         rollout_engines=cluster.engines,
         rollout_ranks_per_engine=layout.rollout.world_size,
@@ -66,7 +65,8 @@ def expected_receipts(
     )
 
 
-def _versions(value: Any) -> str:
-    if isinstance(value, list) and all(isinstance(one, str) for one in value):
-        return ", ".join(value)
-    return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+def _versions(contract: TrueOnPolicyContract, kernel_set: str) -> dict[str, str]:
+    """Versions are proven for all kernel sets alike, or for each by its name."""
+    proven: dict[str, Any] = contract.model_dump(mode="json")["engine_versions"]
+    own = proven.get(kernel_set, proven)
+    return {name: ", ".join(value) for name, value in (own if isinstance(own, dict) else proven).items()}
