@@ -1,4 +1,4 @@
-"""Parallel layouts of both engines and the rules that a layout must keep."""
+"""Parallel layouts of both engines, and the check of a layout against its rules (`layout_rules.py`)."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Literal
 
 from .contract import TrueOnPolicyContract
 from .errors import LayoutRefused
+from .layout_rules import LENGTH_RULE, LayoutFacts, broken_rules
+from .layout_search import layout_words, nearest_layouts, nearest_multiples
 from .policy import Frozen
 
 if TYPE_CHECKING:
@@ -64,51 +66,14 @@ class Layout(Frozen):
 def check_layout(layout: Layout, shape: ModelShape, contract: TrueOnPolicyContract) -> None:
     """Refuse a layout in which the contract cannot hold.
 
-    Raises `LayoutRefused`, one line: the rule's name, the numbers, what to do.
+    Raises `LayoutRefused`, one line: the rule's name, the numbers, what is allowed, and
+    the nearest layouts that work.
     """
-    train = layout.train
-    for name, size in (
-        ("rollout tp", layout.rollout.tp),
-        ("train tp", train.tp),
-        ("pp", train.pp),
-        ("cp", train.cp),
-        ("dp", train.dp),
-    ):
-        if size < 1:
-            raise LayoutRefused(f"layout rule size_positive: {name}={size}; use 1 or more")
-
-    segments = contract.kernel_policy.row_parallel.segments
-    allowed = ", ".join(str(t) for t in range(1, segments + 1) if segments % t == 0)
-    for name, tp in (("rollout tp", layout.rollout.tp), ("train tp", train.tp)):
-        if segments % tp:
-            raise LayoutRefused(
-                f"layout rule tp_divides_segments: {name}={tp} does not divide the contract's "
-                f"{segments} row-parallel segments; use {allowed}"
-            )
-
-    kv_heads = shape.num_key_value_heads
-    if kv_heads % layout.rollout.tp:
+    facts = LayoutFacts(layout, shape, contract)
+    for rule, line in broken_rules(facts):
+        near = "; or ".join(layout_words(found) for found in nearest_layouts(facts))
         raise LayoutRefused(
-            f"layout rule rollout_tp_divides_kv_heads: rollout tp={layout.rollout.tp} does not "
-            f"divide num_key_value_heads={kv_heads}, and KV heads are never replicated; use a "
-            f"divisor of {kv_heads}"
-        )
-    if kv_heads % (train.tp * train.cp):
-        raise LayoutRefused(
-            f"layout rule tp_times_cp_divides_kv_heads: tp={train.tp} x cp={train.cp} = "
-            f"{train.tp * train.cp} does not divide num_key_value_heads={kv_heads}, and KV heads "
-            "are never replicated; lower tp or cp"
-        )
-
-    layers = shape.num_hidden_layers
-    if train.pp > layers:
-        raise LayoutRefused(
-            f"layout rule pp_within_layers: pp={train.pp} is more than num_hidden_layers={layers}; use at most {layers}"
-        )
-    if layers % train.pp:
-        raise LayoutRefused(
-            f"layout rule pp_divides_layers: pp={train.pp} does not divide "
-            f"num_hidden_layers={layers}; use a divisor of {layers}"
+            f"layout rule {rule.name}: {line}; " + (f"nearest that work: {near}" if near else "no layout works")
         )
 
 
@@ -119,8 +84,9 @@ def check_padded_length(length: int, train: TrainLayout) -> None:
     """
     multiple = train.sequence_multiple
     if length < 1 or length % multiple:
+        near = " or ".join(str(size) for size in nearest_multiples(length, multiple))
         raise LayoutRefused(
-            f"layout rule cp_cuts_sequence: padded length {length} is no positive multiple of "
+            f"layout rule {LENGTH_RULE}: padded length {length} is no positive multiple of "
             f"{multiple}, which cp={train.cp} with cp_layout={train.cp_layout} needs; pad each "
-            f"sequence at its end to a multiple of {multiple}"
+            f"sequence at its end to a multiple of {multiple}; nearest that work: {near}"
         )

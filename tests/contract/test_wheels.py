@@ -122,7 +122,7 @@ def test_the_metadata_says_what_each_side_needs(wheels: dict[str, Path]) -> None
     assert needs == {
         "sglang_plugin": {"sglang", "numba", "pydantic"},
         "megatron_plugin": {"megatron-core", "torch", "numba", "pydantic", "safetensors"},
-        "miles_launcher": {"pydantic", "typer", "rich", "numpy", "packaging", "safetensors"},
+        "miles_launcher": {"pydantic", "PyYAML", "typer", "rich", "numpy", "packaging", "safetensors"},
     }
 
 

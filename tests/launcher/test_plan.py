@@ -25,6 +25,13 @@ def test_defaults_are_one_process_a_side_and_2000_tokens(tmp_path: Path) -> None
         plan.seed = 1  # type: ignore[misc]
 
 
+def test_a_run_of_a_published_name_says_how_to_get_its_weights(tmp_path: Path) -> None:
+    with pytest.raises(
+        BadInput, match="a run needs its weights: hf download Qwen/Qwen3-4B-Thinking-2507 --local-dir DIR"
+    ):
+        make_plan(request(model="qwen3-4b-thinking-2507"), tmp_path)
+
+
 def test_drawn_prompts_have_the_length_that_is_asked_for(tmp_path: Path) -> None:
     plan = make_plan(request(num_prompts=50, prompt_tokens=80), tmp_path)
     lengths = [len(prompt) for prompt in plan.prompts]

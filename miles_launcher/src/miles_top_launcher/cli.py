@@ -13,6 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 from .exit_codes import EXACT, INTERRUPTED, REFUSED
+from .launch.flags import with_launch_flags
 from .matrix import Matrix
 from .plan import VerifyRequest
 
@@ -264,3 +265,32 @@ def doctor(
     from .doctor.command import DoctorRequest, run_doctor
 
     return run_doctor(DoctorRequest(contract=contract, device=device, json=json))
+
+
+@app.command()
+@with_launch_flags
+def plan(
+    given: dict[str, Any],
+    recommended: Annotated[
+        bool,
+        typer.Option("--recommended", help="The model's one configuration of its profile; says whether it has run."),
+    ] = False,
+    config: Annotated[
+        Path | None, typer.Option(help="These flags by name; one given twice must be the same.", metavar="FILE.yaml")
+    ] = None,
+    format_: Annotated[
+        Literal["text", "shell", "json", "yaml"], typer.Option("--format", help="How the plan is written.")
+    ] = "text",
+    output: Annotated[Path | None, typer.Option(help="Write it there instead of printing it.", metavar="FILE")] = None,
+) -> int:
+    """Print all that a launch needs: SGLang, Megatron and Miles arguments, environment, memory of a GPU, receipts.
+
+    Nothing is started, and no weights are needed. Exit code 0: planned. 2: refused or bad input.
+
+    miles-top plan --model Qwen/Qwen3-4B --recommended
+
+    miles-top plan --model Qwen/Qwen3-8B --nodes 2 --tensor-model-parallel-size 4 --rollout-num-gpus-per-engine 2
+    """
+    from .launch.command import PlanRequest, run_plan
+
+    return run_plan(PlanRequest(given=given, config=config, recommended=recommended, format=format_, output=output))

@@ -16,7 +16,8 @@ from .matrix import Matrix, matrix_layouts
 from .model_folder import ModelFolder, check_shape_for, check_weights, pick_contract, read_folder
 from .options import EngineOptions, check, parse
 from .preflight import check_device, check_installed
-from .problems import BadInput
+from .problems import BadInput, is_folder
+from .profiles.recognise import published_name
 from .prompts import check_lengths, draw_prompts, read_prompts
 from .random_model import FULL_MODELS, RANDOM_MODELS, SMALL_MODELS, RandomModel, build
 from .samples import scored_at
@@ -134,6 +135,7 @@ def make_plan(request: VerifyRequest, workspace: Path) -> LaunchPlan:
         configs = [(model.name, workspace / model.name, model.config()) for model in to_build]
     else:
         folder = Path(request.model)
+        _refuse_a_name(request.model, folder)
         configs = [(str(request.model), folder, read_folder(folder))]
     contract = pick_contract(request.contract, configs[0][2])
     device = _device(request.kernel_set, contract)
@@ -166,6 +168,16 @@ def make_plan(request: VerifyRequest, workspace: Path) -> LaunchPlan:
         report=request.json,
         options=options,
     )
+
+
+def _refuse_a_name(given: str, folder: Path) -> None:
+    """A published name is enough to plan a launch, but a run needs the weights."""
+    name = None if is_folder(folder, "--model") else published_name(given)
+    if name is not None:
+        raise BadInput(
+            f"--model {given}: is the name of a published model, and no folder here; a run needs its weights: "
+            f"hf download {name} --local-dir DIR, then --model DIR"
+        )
 
 
 def _device(kernel_set: KernelSetName, contract: TrueOnPolicyContract) -> str:
