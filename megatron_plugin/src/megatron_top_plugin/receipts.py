@@ -42,7 +42,7 @@ def _layer_roles(layer: Any, qk_norm: bool) -> dict[str, Any]:
     }
 
 
-def _classes(model: Any, qk_norm: bool) -> dict[str, str]:
+def _classes(model: Any, qk_norm: bool = True) -> dict[str, str]:
     """Role to live class, of every layer of this stage and of the model around them.
 
     Raises:

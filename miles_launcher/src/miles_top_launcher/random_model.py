@@ -38,6 +38,8 @@ class Size:
 
 
 TINY_SIZE = Size(128, 256, 16, 8, 16, 4096)
+#: Its heads are as wide as the model: what a family without `head_dim` in its config takes for granted.
+TINY_SQUARE = Size(256, 256, 16, 8, 16, 4096)
 #: Of a tiny model's eight frequencies it keeps some, stretches some and interpolates one.
 TINY_SCALING = Llama3Scaling(
     factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=1024
@@ -114,12 +116,13 @@ class RandomModel:
     def config(self) -> dict[str, Any]:
         """The folder's `config.json`."""
         scaling = self.architecture.rope_scaling
+        follows = self.size.head_dim * self.size.num_attention_heads == self.size.hidden_size
         return {
             "architectures": [self.architecture.name],
             "model_type": self.architecture.model_type,
             "bos_token_id": None,
             "eos_token_id": self.vocab_size - 1,
-            "head_dim": self.size.head_dim,
+            **({} if follows else {"head_dim": self.size.head_dim}),
             "hidden_size": self.size.hidden_size,
             "initializer_range": INITIAL_STD,
             "intermediate_size": self.size.intermediate_size,
@@ -158,7 +161,8 @@ def of_contract(model: RandomModel, contract: TrueOnPolicyContract) -> RandomMod
     architecture = Architecture.of(contract)
     if architecture == QWEN3:
         return model
-    return replace(model, architecture=architecture, family=f"{model.family}-{architecture.model_type}")
+    size = TINY_SQUARE if model.size == TINY_SIZE else model.size
+    return replace(model, architecture=architecture, size=size, family=f"{model.family}-{architecture.model_type}")
 
 
 def build(model: RandomModel, folder: Path) -> Path:
@@ -182,9 +186,9 @@ def weights(model: RandomModel) -> dict[str, torch.Tensor]:
     """
     import torch
 
-    device = "cuda" if model.size != TINY_SIZE and torch.cuda.is_available() else "cpu"
+    device = "cuda" if model.size not in (TINY_SIZE, TINY_SQUARE) and torch.cuda.is_available() else "cpu"
     config, parts = model.config(), model.architecture
-    hidden, inner, head_dim = config["hidden_size"], config["intermediate_size"], config["head_dim"]
+    hidden, inner, head_dim = config["hidden_size"], config["intermediate_size"], model.size.head_dim
     q_width, kv_width = config["num_attention_heads"] * head_dim, config["num_key_value_heads"] * head_dim
     generator = torch.Generator(device).manual_seed(model.weight_seed)
     std = 0.08 if model.trained else INITIAL_STD

@@ -20,9 +20,9 @@ from sglang.srt.utils import add_prefix, make_layers
 from torch import Tensor, nn
 
 from .. import across_ranks
-from .._contract.schema.errors import UnsupportedModel
 from .._contract.schema.weights import hf_weight_names
 from ..active import active
+from ..stopping import stop
 from .embedding import ContractEmbedding
 from .linear import ContractGateUpLinear, ContractQKVLinear, SegmentedRowLinear
 from .logits import ContractLogitsProcessor
@@ -151,7 +151,7 @@ def _known(weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]
     known = {*hf_weight_names(shape), *(("lm_head.weight",) if shape.tie_word_embeddings else ())}
     for name, tensor in weights:
         if name not in known:
-            raise UnsupportedModel(
+            stop(
                 f"weights: tensor {name} is none of a model that contract {active().contract.name} covers; name the "
                 "contract of this model's family"
             )
@@ -209,10 +209,8 @@ class ContractForCausalLM(Qwen3ForCausalLM):
         self.capture_aux_hidden_states = False
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """As stock, but for a tensor that the model has no place for: stock drops a bias without a word.
-
-        Raises:
-            UnsupportedModel: naming it.
+        """As stock, but for a tensor that the model has no place for, which ends the process: stock drops a bias of
+        which it has none without a word. Tensors of an update were checked before they come here.
         """
         super().load_weights(_known(weights))
 
