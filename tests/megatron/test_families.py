@@ -1,9 +1,9 @@
 """Families from outside: no q/k norm, biases on q, k and v, stretched rotary frequencies.
 
 Theorems: such a model's log-probs do not depend on the trainer's layout; in float32 its loss and every gradient, those
-of biases too, are an independent float64 model's; loading and saving from any layout gives back the same bytes, under one
-set of digests; and what the contract says of a model is felt: a changed rotary factor and a bias left out give other
-numbers, other receipts, or a refusal.
+of biases too, are those of an independent float64 model; loading and saving from any layout gives the same bytes, under
+one set of digests; and what the contract says of a model is felt: a changed rotary factor and a bias left out give
+other numbers, other receipts, or a refusal.
 """
 
 from __future__ import annotations
