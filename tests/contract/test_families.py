@@ -19,7 +19,7 @@ from contract_schema.schema.render import render_megatron
 from contract_schema.schema.weights import hf_weight_names, weight_parts
 from tests.contract.examples import CONFIG, layout
 from tests.contract.examples import contract as qwen3
-from tests.families import LLAMA3_SCALING, PUBLISHED, contract_json
+from tests.families import LLAMA3_SCALING, PACKAGES, PUBLISHED, contract_json
 
 # published totals: the whole model, a tied head counted once
 PARAMETERS = {
@@ -128,6 +128,10 @@ def test_transformers_4_and_5_spell_one_scaling() -> None:
         ({"rope_scaling": LLAMA3_SCALING | {"original_max_position_embeddings": 0.5}}, "a positive integer is needed"),
         ({"rope_parameters": LLAMA3_SCALING | {"factor": 9.0}}, "rope_scaling and rope_parameters differ"),
         ({"rope_scaling": "llama3"}, "rope_scaling='llama3'"),
+        ({"rope_scaling": {}}, "rope_scaling={}; allowed: rope_type 'default' with rope_theta alone or"),
+        ({"rope_scaling": {"rope_theta": 500000.0}}, "rope_scaling={'rope_theta': 500000.0}; allowed: rope_type"),
+        ({"rope_scaling": LLAMA3_SCALING | {"type": "yarn"}}, "'type': 'yarn'"),
+        ({"rope_scaling": LLAMA3_SCALING | {"rope_type": ["llama3"]}}, "'rope_type': ['llama3']"),
         ({"pretraining_tp": 2}, "pretraining_tp=2; allowed: [1, None]"),
         ({"attention_bias": True}, "attention_bias=True"),
         ({"bias": True}, "bias=True"),
@@ -172,6 +176,14 @@ def test_a_field_of_the_config_may_decide_a_part(value: bool | None, expected: b
     assert ModelShape.from_config(config | {"use_qkv_bias": value}, decided).qkv_bias is expected
     with pytest.raises(UnsupportedModel, match="use_qkv_bias='yes'; true or false is needed"):
         ModelShape.from_config(config | {"use_qkv_bias": "yes"}, decided)
+
+
+@pytest.mark.parametrize("family", PACKAGES)
+def test_an_outside_contract_keeps_the_builtin_ones_numerics_and_versions(family: str) -> None:
+    """They say what the installed kernels do, and where that was proven: not a family's to choose."""
+    ours, theirs = qwen3(), contract(family)
+    assert theirs.kernel_policy == ours.kernel_policy
+    assert theirs.engine_versions == ours.engine_versions
 
 
 def test_a_contract_that_names_no_parts_is_of_qwen3s_make() -> None:

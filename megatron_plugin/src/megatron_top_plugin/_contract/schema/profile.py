@@ -275,7 +275,8 @@ def _rope(config: dict[str, Any], profile: ModelProfile) -> tuple[float, Llama3S
 
 def _rope_scaling(field: str, block: Any, profile: ModelProfile) -> Llama3Scaling | None:
     """One block of rotary parameters; None where the frequencies are not scaled."""
-    kind = (block.get("rope_type") or block.get("type") or "default") if isinstance(block, dict) else None
+    kinds = [block[name] for name in ("rope_type", "type") if name in block] if isinstance(block, dict) else []
+    kind = kinds[0] if kinds and kinds[0] == kinds[-1] else None
     names: set[str] = set(_ROPE_FIELDS[kind]) if kind in profile.rope_types else set()
     known = {"rope_type", "type", "rope_theta"} | names
     if kind not in profile.rope_types or not names <= set(block) <= known:
