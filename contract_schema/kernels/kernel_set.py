@@ -30,6 +30,8 @@ class KernelSet:
     linear_partial: Callable[[Tensor, Tensor, int], Tensor]
     #: ``(x [.., K], weight [N, K], segments) -> [.., N] dtype``: the same of the whole K, rounded once.
     linear_segmented: Callable[[Tensor, Tensor, int], Tensor]
+    #: ``(x [.., N] dtype, bias [N] dtype) -> [.., N] dtype``: the bias of a rounded product, and one more rounding.
+    add_bias: Callable[[Tensor, Tensor], Tensor]
     #: ``(parts fp32, a power of two of them) -> fp32``: balanced binary tree over adjacent pairs.
     tree_sum: Callable[[Sequence[Tensor]], Tensor]
     #: ``(s [.., H] any float, weight [H], eps, out_dtype) -> [.., H] out_dtype``.

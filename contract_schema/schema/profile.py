@@ -6,15 +6,25 @@ import hashlib
 import json
 import math
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
-from .contract import ModelProfile, TrueOnPolicyContract, canonical_json, same
+from .contract import ModelProfile, Part, RopeType, TrueOnPolicyContract, canonical_json, same
 from .errors import UnsupportedModel
 from .policy import Frozen, KernelSetName
 
 
+class Llama3Scaling(Frozen):
+    """Parameters of the rope type `llama3`: long waves are stretched by `factor`, those in between by a part of it."""
+
+    rope_type: Literal["llama3"] = "llama3"
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_position_embeddings: int
+
+
 class ModelShape(Frozen):
-    """Sizes of one dense decoder, in elements; nothing here depends on a layout."""
+    """Sizes and parts of one dense decoder, in elements; nothing here depends on a layout."""
 
     hidden_size: int
     intermediate_size: int
@@ -27,6 +37,9 @@ class ModelShape(Frozen):
     rope_theta: float
     max_position_embeddings: int
     tie_word_embeddings: bool
+    qk_norm: bool = True
+    qkv_bias: bool = False
+    rope_scaling: Llama3Scaling | None = None
     vocab_pad_multiple: int = 64
     segments: int = 8
 
@@ -57,6 +70,7 @@ class ModelShape(Frozen):
         """
         _check_family(config, contract)
         _check_rules(config, contract.profile)
+        rope_theta, rope_scaling = _rope(config, contract.profile)
         heads = _positive_int(config, "num_attention_heads")
         hidden = _positive_int(config, "hidden_size")
         if config.get("head_dim") is not None:
@@ -77,9 +91,12 @@ class ModelShape(Frozen):
             head_dim=head_dim,
             vocab_size=_positive_int(config, "vocab_size"),
             rms_norm_eps=_positive_float(config, "rms_norm_eps", config.get("rms_norm_eps")),
-            rope_theta=_rope_theta(config, contract.profile),
+            rope_theta=rope_theta,
             max_position_embeddings=_positive_int(config, "max_position_embeddings"),
             tie_word_embeddings=_boolean(config, "tie_word_embeddings"),
+            qk_norm=_has(contract.profile.qk_norm, config),
+            qkv_bias=_has(contract.profile.qkv_bias, config),
+            rope_scaling=rope_scaling,
             vocab_pad_multiple=contract.kernel_policy.vocab.pad_multiple,
             segments=contract.kernel_policy.row_parallel.segments,
         )
@@ -151,7 +168,7 @@ def check_shape(shape: ModelShape) -> None:
 
 
 def check_kernel_set(shape: ModelShape, contract: TrueOnPolicyContract, kernel_set: KernelSetName) -> None:
-    """Refuse a model whose segments the kernel set cannot walk in whole steps.
+    """Refuse a model whose segments the kernel set cannot walk in whole steps, or whose heads it is not made for.
 
     Raises `UnsupportedModel`.
     """
@@ -167,6 +184,11 @@ def check_kernel_set(shape: ModelShape, contract: TrueOnPolicyContract, kernel_s
                 f"{kernel_set} kernels' step of {policy.k_step}; use the cpu kernel set or "
                 "another model"
             )
+    if policy.head_dims is not None and shape.head_dim not in policy.head_dims:
+        raise UnsupportedModel(
+            f"model config: head_dim={shape.head_dim}; the {kernel_set} kernels take {list(policy.head_dims)}; use the "
+            "cpu kernel set or another model"
+        )
 
 
 def _row_parallel_k(shape: ModelShape) -> tuple[tuple[str, int], ...]:
@@ -212,33 +234,75 @@ def _check_rules(config: dict[str, Any], profile: ModelProfile) -> None:
             )
 
 
-def _rope_theta(config: dict[str, Any], profile: ModelProfile) -> float:
+def _has(part: Part, config: dict[str, Any]) -> bool:
+    if part.field is None or config.get(part.field) is None:
+        return part.always
+    return _boolean(config, part.field)
+
+
+#: Fields of a block of rotary parameters, beside its type and `rope_theta`.
+_ROPE_FIELDS: dict[RopeType, tuple[str, ...]] = {
+    "default": (),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+}
+
+
+def _rope(config: dict[str, Any], profile: ModelProfile) -> tuple[float, Llama3Scaling | None]:
     """Transformers 4 writes `rope_theta` and `rope_scaling`, 5 writes `rope_parameters`."""
     thetas: list[Any] = []
+    scalings: list[Llama3Scaling | None] = []
     if config.get("rope_theta") is not None:
         thetas.append(config["rope_theta"])
     for field in ("rope_scaling", "rope_parameters"):
         block = config.get(field)
         if block is None:
             continue
-        known = {"rope_type", "type", "rope_theta"}
-        if (
-            not isinstance(block, dict)
-            or block.get("rope_type", block.get("type")) not in profile.rope_types
-            or set(block) - known
-        ):
-            raise UnsupportedModel(
-                f"model config: {field}={block!r}; allowed: rope_type of "
-                f"{list(profile.rope_types)} with rope_theta alone; use a model without rotary "
-                "scaling"
-            )
+        scalings.append(_rope_scaling(field, block, profile))
         if block.get("rope_theta") is not None:
             thetas.append(block["rope_theta"])
     if not thetas:
         raise UnsupportedModel("model config: neither rope_theta nor rope_parameters.rope_theta is given; write one")
     if any(theta != thetas[0] for theta in thetas):
         raise UnsupportedModel(f"model config: rope_theta is given twice with different values {thetas}; keep one")
-    return _positive_float(config, "rope_theta", thetas[0])
+    if len(scalings) == 2 and scalings[0] != scalings[1]:
+        raise UnsupportedModel("model config: rope_scaling and rope_parameters differ; keep one of them")
+    if not scalings and "default" not in profile.rope_types:
+        raise UnsupportedModel(
+            f"model config: it has no rope_scaling; allowed: rope_type of {list(profile.rope_types)}; use another model"
+        )
+    return _positive_float(config, "rope_theta", thetas[0]), scalings[0] if scalings else None
+
+
+def _rope_scaling(field: str, block: Any, profile: ModelProfile) -> Llama3Scaling | None:
+    """One block of rotary parameters; None where the frequencies are not scaled."""
+    kinds = [block[name] for name in ("rope_type", "type") if name in block] if isinstance(block, dict) else []
+    kind = kinds[0] if kinds and kinds[0] == kinds[-1] else None
+    names: set[str] = set(_ROPE_FIELDS[kind]) if kind in profile.rope_types else set()
+    known = {"rope_type", "type", "rope_theta"} | names
+    if kind not in profile.rope_types or not names <= set(block) <= known:
+        raise UnsupportedModel(
+            f"model config: {field}={repr(block)[:300]}; allowed: "
+            + " or ".join(_rope_block(allowed) for allowed in profile.rope_types)
+            + "; use a model without other rotary scaling"
+        )
+    if not names:
+        return None
+    low, high = (_positive_float(block, f"{field}.{name}", block[name]) for name in _ROPE_FIELDS[kind][1:3])
+    if low >= high:
+        raise UnsupportedModel(
+            f"model config: {field}.low_freq_factor={low} is not below high_freq_factor={high}; repair the file"
+        )
+    return Llama3Scaling(
+        factor=_positive_float(block, f"{field}.factor", block["factor"]),
+        low_freq_factor=low,
+        high_freq_factor=high,
+        original_max_position_embeddings=_positive_int(block, "original_max_position_embeddings"),
+    )
+
+
+def _rope_block(kind: RopeType) -> str:
+    fields = ", ".join(("rope_theta", *_ROPE_FIELDS[kind]))
+    return f"rope_type {kind!r} with {fields} alone"
 
 
 def _positive_int(config: dict[str, Any], field: str) -> int:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from miles_top_launcher._contract.schema.contract import TrueOnPolicyContract
 from miles_top_launcher._contract.schema.errors import UnknownContract
 from miles_top_launcher._contract.schema.profile import check_kernel_set, read_shape
 from miles_top_launcher.doctor.command import quick_findings
@@ -24,6 +25,7 @@ from miles_top_launcher.doctor.plugin import BROUGHT_ALONG
 from miles_top_launcher.doctor.probes import asked_about
 from miles_top_launcher.doctor.requirement import in_range, ranges_of
 from miles_top_launcher.preflight import contract_copy
+from tests.families import PACKAGES, contract_json
 from tests.launcher.examples import CONTRACT
 from tests.launcher.test_preflight import put_copy_first
 
@@ -252,10 +254,14 @@ def test_a_device_without_kernels_is_refused() -> None:
         quick_findings(CONTRACT, "tpu", NO_GPU)
 
 
+@pytest.mark.parametrize("family", [None, *PACKAGES])
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_the_engines_are_asked_about_a_model_that_the_kernels_take(device: str, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(asked_about(device).config()))
-    check_kernel_set(read_shape(tmp_path, CONTRACT), CONTRACT, CONTRACT.kernel_set_for(device))
+def test_the_engines_are_asked_about_a_model_that_the_kernels_take(
+    device: str, family: str | None, tmp_path: Path
+) -> None:
+    contract = CONTRACT if family is None else TrueOnPolicyContract.from_json(contract_json(family))
+    (tmp_path / "config.json").write_text(json.dumps(asked_about(contract, device).config()))
+    check_kernel_set(read_shape(tmp_path, contract), contract, contract.kernel_set_for(device))
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,9 @@
-"""Qwen3 in plain torch and float64: no kernel, no layer and no formula of the packages under test."""
+"""A dense decoder in plain torch and float64: no kernel, no layer and no formula of the packages under test."""
 
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import torch
@@ -24,23 +25,38 @@ class Reference:
     def _norm(self, x: Tensor, name: str) -> Tensor:
         return x / torch.sqrt((x * x).mean(-1, keepdim=True) + self.config["rms_norm_eps"]) * self.weights[name]
 
+    @property
+    def _head_dim(self) -> int:
+        return self.config.get("head_dim") or self.config["hidden_size"] // self.config["num_attention_heads"]
+
+    def _rates(self) -> Tensor:
+        dim, scaling = self._head_dim, self.config["rope_scaling"]
+        rates = [self.config["rope_theta"] ** (-i / dim) for i in range(0, dim, 2)]
+        if scaling is not None:
+            low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+            turns = [scaling["original_max_position_embeddings"] * rate / (2 * math.pi) for rate in rates]
+            kept = [min(max((turn - low) / (high - low), 0.0), 1.0) for turn in turns]
+            rates = [rate * (part + (1 - part) / scaling["factor"]) for rate, part in zip(rates, kept, strict=True)]
+        return torch.tensor(rates, dtype=torch.float64, device=self.device)
+
     def _rotate(self, x: Tensor) -> Tensor:
-        dim = self.config["head_dim"]
-        rates = self.config["rope_theta"] ** (-torch.arange(0, dim, 2, dtype=torch.float64, device=self.device) / dim)
+        dim, rates = self._head_dim, self._rates()
         angles = torch.arange(x.shape[0], dtype=torch.float64, device=self.device)[:, None] * rates
         as_complex = torch.complex(x[..., : dim // 2], x[..., dim // 2 :])
         turned = as_complex * torch.polar(torch.ones_like(angles), angles)[:, None, :]
         return torch.cat((turned.real, turned.imag), -1)
 
     def _attention(self, x: Tensor, prefix: str) -> Tensor:
-        heads, kv_heads, dim = (self.config[k] for k in ("num_attention_heads", "num_key_value_heads", "head_dim"))
+        heads, kv_heads, dim = self.config["num_attention_heads"], self.config["num_key_value_heads"], self._head_dim
         length = x.shape[0]
 
         def project(which: str, count: int) -> Tensor:
-            return (x @ self.weights[f"{prefix}self_attn.{which}_proj.weight"].T).view(length, count, dim)
+            out = x @ self.weights[f"{prefix}self_attn.{which}_proj.weight"].T
+            bias, norm = f"{prefix}self_attn.{which}_proj.bias", f"{prefix}self_attn.{which}_norm.weight"
+            out = (out + self.weights[bias] if bias in self.weights else out).view(length, count, dim)
+            return self._norm(out, norm) if norm in self.weights else out
 
-        q = self._rotate(self._norm(project("q", heads), prefix + "self_attn.q_norm.weight"))
-        k = self._rotate(self._norm(project("k", kv_heads), prefix + "self_attn.k_norm.weight"))
+        q, k = self._rotate(project("q", heads)), self._rotate(project("k", kv_heads))
         k = k.repeat_interleave(heads // kv_heads, dim=1)
         v = project("v", kv_heads).repeat_interleave(heads // kv_heads, dim=1)
         scores = torch.einsum("qhd,khd->hqk", q, k) / dim**0.5

@@ -18,7 +18,7 @@ from megatron_top_plugin._contract.kernels.kernel_set import load_kernel_set
 from megatron_top_plugin._contract.kernels.rope_table import rope_table
 from megatron_top_plugin.ops.attention import attention
 from megatron_top_plugin.ops.embedding import vocabulary_lookup
-from megatron_top_plugin.ops.linear import column_linear, row_linear
+from megatron_top_plugin.ops.linear import add_bias, column_linear, row_linear
 from megatron_top_plugin.ops.logprob import VocabularyShard, token_logprob
 from megatron_top_plugin.ops.norm import residual_add, rms_norm
 from megatron_top_plugin.ops.rope import rope
@@ -57,6 +57,10 @@ def test_column_linear() -> None:
 
 def test_row_linear() -> None:
     check(lambda x, w: row_linear(x, w, KERNELS, 8, None), functional.linear, [draw(9, 1, 64), draw(48, 64)])
+
+
+def test_a_bias_and_its_gradient_summed_over_the_rows() -> None:
+    check(lambda x, bias: add_bias(x, bias, KERNELS), lambda x, bias: x + bias, [draw(301, 1, 48), draw(48)])
 
 
 def _norm(s: Tensor, w: Tensor) -> Tensor:

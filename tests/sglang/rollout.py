@@ -26,14 +26,14 @@ class Sample:
 
 
 @contextmanager
-def engine(model: Path, **arguments: Any) -> Iterator[Any]:
+def engine(model: Path, contract: str = CONTRACT, **arguments: Any) -> Iterator[Any]:
     """A real engine under the contract, shut down afterwards."""
     import sglang
 
     before = dict(os.environ)
     made = sglang.Engine(
         model_path=str(model),
-        true_on_policy_contract=CONTRACT,
+        true_on_policy_contract=contract,
         **({"device": "cpu", "skip_tokenizer_init": True, "max_total_tokens": 8192} | arguments),
     )
     try:

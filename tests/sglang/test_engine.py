@@ -179,7 +179,7 @@ def test_receipt_shows_live_objects(live: Any) -> None:
     assert shown["contract"] == CONTRACT
     (receipt,) = shown["receipts"]
     assert all(hook["in_place"] for hook in receipt["hooks"])
-    assert receipt["layers"]["sglang_top_plugin.model.qwen3.ContractDecoderLayer"] == MODEL.num_hidden_layers
+    assert receipt["layers"]["sglang_top_plugin.model.decoder.ContractDecoderLayer"] == MODEL.num_hidden_layers
     assert receipt["layers"]["sglang_top_plugin.model.linear.SegmentedRowLinear"] == 2 * MODEL.num_hidden_layers
     assert not any("RowParallelLinear" in name for name in receipt["layers"])
     assert receipt["dtype"] == "bfloat16"

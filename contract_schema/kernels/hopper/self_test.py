@@ -8,6 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from ..bias import add_bias
 from ..checks import failed_self_test, require_same_bits
 from ..tree import tree_sum
 from . import launch, peer_sum
@@ -51,6 +52,11 @@ def _products(random) -> None:  # type: ignore[no-untyped-def]
     whole = linear(x, weight)
     _same("linear: a row alone", whole[7:8], linear(x[7:8], weight))
     _same("linear: a slice of N", whole[:, 64:128], linear(x, weight[64:128]))
+    bias = random(192)
+    biased = add_bias(whole, bias)
+    _same("add_bias: the fp32 sum, rounded", biased, (whole.float() + bias.float()).to(whole.dtype))
+    _same("add_bias: a row alone", biased[7:8], add_bias(whole[7:8], bias))
+    _same("add_bias: a slice of N", biased[:, 64:128], add_bias(whole[:, 64:128], bias[64:128]))
     for segments, rounded in products.VARIANTS:
         dtype = x.dtype if rounded else torch.float32
         rows, columns = (tensor[:, : 128 * segments].contiguous() for tensor in (x, weight))

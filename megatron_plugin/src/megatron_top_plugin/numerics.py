@@ -14,12 +14,12 @@ from ._contract.schema.contract import TrueOnPolicyContract
 from ._contract.schema.errors import OptionRefused
 from ._contract.schema.layout import CpLayout
 from ._contract.schema.policy import KernelSetName
-from ._contract.schema.profile import ModelShape
+from ._contract.schema.profile import Llama3Scaling, ModelShape
 
 
 @cache
-def _table(head_dim: int, rope_theta: float, max_positions: int, device: str) -> Tensor:
-    return rope_table(head_dim, rope_theta, max_positions).to(device)
+def _table(head_dim: int, rope_theta: float, max_positions: int, scaling: Llama3Scaling | None, device: str) -> Tensor:
+    return rope_table(head_dim, rope_theta, max_positions, scaling).to(device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,8 @@ class Numerics:
     @property
     def rope_table(self) -> Tensor:
         """fp32 ``[max_position_embeddings, head_dim]`` on the device; one object a process, never cast."""
-        return _table(self.shape.head_dim, self.shape.rope_theta, self.shape.max_position_embeddings, self.device)
+        shape = self.shape
+        return _table(shape.head_dim, shape.rope_theta, shape.max_position_embeddings, shape.rope_scaling, self.device)
 
 
 def check_available(kernel_set: KernelSetName, device: str) -> None:

@@ -28,11 +28,11 @@ def _class_name(module: Any) -> str:
     return f"{type(module).__module__}.{type(module).__qualname__}"
 
 
-def _layer_roles(layer: Any) -> dict[str, Any]:
+def _layer_roles(layer: Any, qk_norm: bool) -> dict[str, Any]:
+    norms = ("q_layernorm", "k_layernorm")
     return {
         "linear_qkv": layer.self_attention.linear_qkv,
-        "q_layernorm": layer.self_attention.q_layernorm,
-        "k_layernorm": layer.self_attention.k_layernorm,
+        **({name: getattr(layer.self_attention, name) for name in norms} if qk_norm else {}),
         "self_attention": layer.self_attention,
         "core_attention": layer.self_attention.core_attention,
         "linear_proj": layer.self_attention.linear_proj,
@@ -42,7 +42,7 @@ def _layer_roles(layer: Any) -> dict[str, Any]:
     }
 
 
-def _classes(model: Any) -> dict[str, str]:
+def _classes(model: Any, qk_norm: bool = True) -> dict[str, str]:
     """Role to live class, of every layer of this stage and of the model around them.
 
     Raises:
@@ -50,7 +50,7 @@ def _classes(model: Any) -> dict[str, str]:
     """
     found = [("model", model)]
     for layer in model.decoder.layers:
-        found += _layer_roles(layer).items()
+        found += _layer_roles(layer, qk_norm).items()
     if model.pre_process:
         found.append(("word_embeddings", model.embedding.word_embeddings))
     if model.post_process:
@@ -121,7 +121,7 @@ def gather_receipts(
             "cp_rank": ranks.cp,
             "dp_rank": ranks.dp,
         },
-        classes=_classes(model),
+        classes=_classes(model, numerics.shape.qk_norm),
         layers=_layers(model),
         hooks=hooks,
         compiled_kernels=numerics.kernels.compiled_kernels(),

@@ -87,8 +87,9 @@ class TrainerRecording:
 
         self._after(attention.linear_qkv.norm, add("input_norm"))
         self._after(attention.linear_qkv, add("qkv"))
-        self._after(attention.q_layernorm, add("q_norm"))
-        self._after(attention.k_layernorm, add("k_norm"))
+        if self._shape.qk_norm:
+            self._after(attention.q_layernorm, add("q_norm"))
+            self._after(attention.k_layernorm, add("k_norm"))
         self._after(core.rotate_query, whole("q_rope"))
         self._after(core.rotate_key, whole("k_rope"))
         self._after(core, add("attention"))

@@ -20,6 +20,7 @@ from .layers.linear import SGLangColumnParallelLinear, SGLangNormColumnParallelL
 from .layers.mlp import SGLangMLP
 from .layers.norm import SGLangQKNorm, SGLangRMSNorm
 from .layers.residual import sglang_bias_dropout_add
+from .numerics import numerics_of
 
 
 class SGLangSpecProvider(BackendSpecProvider):
@@ -50,11 +51,11 @@ class SGLangSpecProvider(BackendSpecProvider):
         return None
 
 
-def get_layer_spec(provider: SGLangSpecProvider | None = None) -> ModuleSpec:
+def get_layer_spec(provider: SGLangSpecProvider | None = None, qk_norm: bool = True) -> ModuleSpec:
     """The spec of one decoder layer, with parameter names as under TransformerEngine."""
     backend = provider or SGLangSpecProvider()
     norm_linear = backend.column_parallel_layer_norm_linear()
-    qk_norm = backend.layer_norm(rms_norm=True, for_qk=True)
+    head_norm = backend.layer_norm(rms_norm=True, for_qk=True) if qk_norm else None
     attention = ModuleSpec(
         module=SGLangSelfAttention,
         params={"attn_mask_type": AttnMaskType.causal},
@@ -62,8 +63,8 @@ def get_layer_spec(provider: SGLangSpecProvider | None = None) -> ModuleSpec:
             linear_qkv=norm_linear,
             core_attention=backend.core_attention(),
             linear_proj=backend.row_parallel_linear(),
-            q_layernorm=qk_norm,
-            k_layernorm=qk_norm,
+            q_layernorm=head_norm,
+            k_layernorm=head_norm,
         ),
     )
     mlp = partial(
@@ -85,5 +86,5 @@ def get_block_spec(config: Any, vp_stage: int | None = None) -> TransformerBlock
         OptionRefused: for a config that the contract does not allow.
     """
     check_config(config)
-    layers = [get_layer_spec()] * get_num_layers_to_build(config, vp_stage)
+    layers = [get_layer_spec(qk_norm=numerics_of(config).shape.qk_norm)] * get_num_layers_to_build(config, vp_stage)
     return TransformerBlockSubmodules(layer_specs=layers, layer_norm=SGLangSpecProvider().layer_norm(rms_norm=True))

@@ -63,8 +63,9 @@ def miles_top(context: typer.Context) -> None:
 Model = Annotated[
     str,
     typer.Option(
-        help="A Hugging Face model folder; `tiny` builds one, `random-qwen3-0.6b` and `random-qwen3-4b` build their "
-        "shapes with random weights as training leaves them, with `-initial` as it finds them.",
+        help="A Hugging Face model folder; `tiny` builds one (of the family of --contract), `random-qwen3-0.6b` and "
+        "`random-qwen3-4b` build their shapes with random weights as training leaves them, with `-initial` as it finds "
+        "them.",
         metavar="DIR|tiny",
     ),
 ]
@@ -220,6 +221,7 @@ def soak(
         Literal["tensors", "disk"], typer.Option(help="How weights reach the running engine.")
     ] = "tensors",
     model: Model = "tiny",
+    contract: Contract = None,
     rollout_tp: RolloutTp = None,
     train_tp: TrainTp = None,
     pp: Pp = None,
@@ -237,6 +239,7 @@ def soak(
 
     run = VerifyRequest(
         model=model,
+        contract=contract,
         rollout_tp=rollout_tp,
         train_tp=train_tp,
         pp=pp,

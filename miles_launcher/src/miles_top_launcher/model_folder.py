@@ -74,6 +74,13 @@ def check_weights(path: Path, shape: ModelShape) -> None:
         raise BadInput(
             f"--model {path}: {len(missing)} tensors are missing from its safetensors files, the first is {missing[0]}"
         )
+    # a tied checkpoint may store its head too; it is not read
+    known = {*hf_weight_names(shape), *(("lm_head.weight",) if shape.tie_word_embeddings else ())}
+    if surplus := sorted(found.keys() - known):
+        raise BadInput(
+            f"--model {path}: tensor {surplus[0]} (and {len(surplus) - 1} more) is none of a model that the contract "
+            "covers; name the contract of this model's family"
+        )
     for name in hf_weight_names(shape):
         wanted = list(weight_parts(name, shape).shape)
         if found[name].get("shape") != wanted or found[name].get("dtype") not in DTYPES:

@@ -10,6 +10,7 @@ from typing import Literal
 from ._contract.schema.contract import TrueOnPolicyContract
 from ._contract.schema.layout import CpLayout, Layout, RolloutLayout, TrainLayout, check_layout
 from ._contract.schema.policy import KernelSetName
+from ._contract.schema.registry import load_contract
 from ._contract.schema.temperature import check_temperature
 from .environment import check_environment
 from .matrix import Matrix, matrix_layouts
@@ -19,7 +20,7 @@ from .preflight import check_device, check_installed
 from .problems import BadInput, is_folder
 from .profiles.recognise import published_name
 from .prompts import check_lengths, draw_prompts, read_prompts
-from .random_model import FULL_MODELS, RANDOM_MODELS, SMALL_MODELS, RandomModel, build
+from .random_model import FULL_MODELS, RANDOM_MODELS, SMALL_MODELS, RandomModel, build, of_contract
 from .samples import scored_at
 
 Dtype = Literal["bfloat16", "float32"]
@@ -131,6 +132,9 @@ def make_plan(request: VerifyRequest, workspace: Path) -> LaunchPlan:
         parse("--sglang", request.sglang), parse("--sampling", request.sampling), parse("--megatron", request.megatron)
     )
     to_build = _random_models(request)
+    if request.model == TINY and request.contract is not None:
+        named = load_contract(request.contract)
+        to_build = tuple(of_contract(model, named) for model in to_build)
     if to_build:
         configs = [(model.name, workspace / model.name, model.config()) for model in to_build]
     else:

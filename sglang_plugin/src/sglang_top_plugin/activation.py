@@ -70,11 +70,11 @@ def _register(server_args: Any, architectures: tuple[str, ...]) -> None:
     from sglang.srt.models.registry import ModelRegistry
 
     from . import recording
-    from .model.qwen3 import ContractQwen3ForCausalLM
+    from .model.decoder import ContractForCausalLM
     from .sampler import ContractSampler
 
     for architecture in architectures:
-        ModelRegistry.models[architecture] = ContractQwen3ForCausalLM
+        ModelRegistry.models[architecture] = ContractForCausalLM
     register_attention_backend(server_args.attention_backend)(_attention_backend(server_args.device))
     register_sampler_backend(server_args.sampling_backend, ContractSampler)
     recording.add_methods(Scheduler)

@@ -87,8 +87,9 @@ class RolloutRecording:
         before = layer_point(index - 1, "mlp_sum") if index else None
         self._after(layer.input_layernorm, lambda args, out: self._normed(args, out, before, name("input_norm")))
         self._after(attention.qkv_proj, lambda args, out: self._add(name("qkv"), out[0]))
-        self._after(attention.q_norm, lambda args, out: self._add(name("q_norm"), out))
-        self._after(attention.k_norm, lambda args, out: self._add(name("k_norm"), out))
+        if attention.has_qk_norm:
+            self._after(attention.q_norm, lambda args, out: self._add(name("q_norm"), out))
+            self._after(attention.k_norm, lambda args, out: self._add(name("k_norm"), out))
 
         def rotated(args: Any, kwargs: Any) -> None:
             self._add(name("q_rope"), args[0])

@@ -80,19 +80,24 @@ def _shards(model: Any) -> dict[str, Tensor]:
     for index, layer in enumerate(model.model.layers):
         prefix = f"model.layers.{index}"
         attention, mlp = layer.self_attn, layer.mlp
-        q, k, v = attention.qkv_proj.weight.split([attention.q_size, attention.kv_size, attention.kv_size])
+        widths = [attention.q_size, attention.kv_size, attention.kv_size]
+        q, k, v = attention.qkv_proj.weight.split(widths)
         gate, up = mlp.gate_up_proj.weight.chunk(2)
         shards |= {
             f"{prefix}.input_layernorm.weight": layer.input_layernorm.weight,
             f"{prefix}.self_attn.q_proj.weight": q,
             f"{prefix}.self_attn.k_proj.weight": k,
             f"{prefix}.self_attn.v_proj.weight": v,
-            f"{prefix}.self_attn.q_norm.weight": attention.q_norm.weight,
-            f"{prefix}.self_attn.k_norm.weight": attention.k_norm.weight,
             f"{prefix}.self_attn.o_proj.weight": attention.o_proj.weight,
             f"{prefix}.post_attention_layernorm.weight": layer.post_attention_layernorm.weight,
             f"{prefix}.mlp.gate_proj.weight": gate,
             f"{prefix}.mlp.up_proj.weight": up,
             f"{prefix}.mlp.down_proj.weight": mlp.down_proj.weight,
         }
+        if shape.qk_norm:
+            for name in ("q_norm", "k_norm"):
+                shards[f"{prefix}.self_attn.{name}.weight"] = getattr(attention, name).weight
+        if shape.qkv_bias:
+            for name, bias in zip("qkv", attention.qkv_proj.bias.split(widths), strict=True):
+                shards[f"{prefix}.self_attn.{name}_proj.bias"] = bias
     return shards

@@ -11,32 +11,36 @@ from torch import Tensor
 from .._contract.kernels.kernel_set import KernelSet
 from .._contract.schema.errors import OptionRefused
 from ..numerics import numerics_of
-from ..ops.linear import column_linear, row_linear
+from ..ops.linear import add_bias, column_linear, row_linear
 from ..ops.norm import rms_norm
 
 
 def _refuse_bias(layer: Any) -> None:
     if layer.bias is not None:
         raise OptionRefused(
-            f"megatron option add_bias_linear: {type(layer).__name__} was built with a bias; no kernel of the contract "
-            "adds one; build it without"
+            f"megatron option add_bias_linear: {type(layer).__name__} was built with a bias; the contract's model has "
+            "none there; build it without"
         )
 
 
 class SGLangColumnParallelLinear(ColumnParallelLinear):
     """``[s, b, K] -> [s, b, N / tp]``: each rank owns output columns, K is never split.
 
-    Also the LM head. Under tensor parallelism the input's gradient is summed over ranks in fp32.
+    Also the LM head. A bias (of queries, keys and values, cut like their rows) is added to the rounded product. Under
+    tensor parallelism the input's gradient is summed over ranks in fp32.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        _refuse_bias(self)
+        # The one product that may have one, by the name under which Megatron's attention builds it.
+        if not (numerics_of(self.config).shape.qkv_bias and kwargs.get("tp_comm_buffer_name") == "qkv"):
+            _refuse_bias(self)
         self._kernels = numerics_of(self.config).kernels
 
-    def _forward_impl(self, *, weight: Tensor, **kwargs: Any) -> Tensor:
+    def _forward_impl(self, *, weight: Tensor, bias: Tensor | None = None, **kwargs: Any) -> Tensor:
         group = self.tp_group if kwargs["allreduce_dgrad"] else None
-        return column_linear(kwargs["input"], weight, self._kernels, group)
+        out = column_linear(kwargs["input"], weight, self._kernels, group)
+        return out if bias is None else add_bias(out, bias, self._kernels)
 
 
 class SGLangInputNorm(torch.nn.Module):

@@ -76,6 +76,17 @@ class _RowLinear(Function):
         return grad_x, grad_weight, None, None, None
 
 
+class _AddBias(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, bias: Tensor, kernels: KernelSet) -> Tensor:
+        return kernels.add_bias(x, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
+        (grad,) = grads
+        return grad, _rows(grad).float().sum(0).to(grad.dtype), None
+
+
 def _shared(group: dist.ProcessGroup | None) -> dist.ProcessGroup | None:
     return group if group is not None and group.size() > 1 else None
 
@@ -86,6 +97,11 @@ def column_linear(x: Tensor, weight: Tensor, kernels: KernelSet, group: dist.Pro
     ``group`` is the tensor-parallel group over which the gradient of a replicated ``x`` is summed (in fp32).
     """
     return apply(_ColumnLinear, x, weight, kernels, _shared(group))
+
+
+def add_bias(x: Tensor, bias: Tensor, kernels: KernelSet) -> Tensor:
+    """``x [.., N]``, a rounded product, plus ``bias [N]``, rounded again; the bias's gradient is summed in fp32."""
+    return apply(_AddBias, x, bias, kernels)
 
 
 def row_linear(

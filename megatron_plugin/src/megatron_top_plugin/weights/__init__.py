@@ -1,1 +1,1 @@
-"""Qwen3 weights between Megatron's sharded parameters and Hugging Face tensors, for any TP and PP."""
+"""Weights between Megatron's sharded parameters and Hugging Face tensors, for any TP and PP."""

@@ -35,7 +35,7 @@ class Parameter:
     """One Megatron parameter of this rank and the Hugging Face parts that it is laid out from.
 
     ``layout`` is ``plain`` (one part), ``concat`` (gate | up) or ``qkv`` (per KV group: its queries, its key, its
-    value).
+    value; a bias as the rows of the weight).
     """
 
     name: str
@@ -94,11 +94,12 @@ def _parts(name: str, numbers: dict[int, int], cut: _Cut) -> tuple[str, tuple[Pa
     match match[2]:
         case local if local in whole:
             return "plain", (Part(prefix + whole[local], None, 0, 0),)
-        case "self_attention.linear_qkv.weight":
+        case "self_attention.linear_qkv.weight" | "self_attention.linear_qkv.bias" as qkv:
+            kind = qkv.rpartition(".")[2]
             return "qkv", (
-                cut.part(prefix + "self_attn.q_proj.weight", 0, shape.q_size),
-                cut.part(prefix + "self_attn.k_proj.weight", 0, shape.kv_size),
-                cut.part(prefix + "self_attn.v_proj.weight", 0, shape.kv_size),
+                cut.part(f"{prefix}self_attn.q_proj.{kind}", 0, shape.q_size),
+                cut.part(f"{prefix}self_attn.k_proj.{kind}", 0, shape.kv_size),
+                cut.part(f"{prefix}self_attn.v_proj.{kind}", 0, shape.kv_size),
             )
         case "self_attention.linear_proj.weight":
             return "plain", (cut.part(prefix + "self_attn.o_proj.weight", 1, shape.q_size),)
@@ -114,7 +115,9 @@ def _parts(name: str, numbers: dict[int, int], cut: _Cut) -> tuple[str, tuple[Pa
 
 
 def _unknown(name: str) -> str:
-    return f"megatron parameter {name!r} has no Hugging Face counterpart here; build a dense Qwen3"
+    return (
+        f"megatron parameter {name!r} has no Hugging Face counterpart here; build a dense model of a contract's family"
+    )
 
 
 def to_megatron(pieces: list[Tensor], layout: str, shape: ModelShape) -> Tensor:
@@ -124,8 +127,8 @@ def to_megatron(pieces: list[Tensor], layout: str, shape: ModelShape) -> Tensor:
     if layout == "concat":
         return torch.cat(pieces)
     groups = pieces[1].shape[0] // shape.head_dim
-    by_group = [piece.reshape(groups, -1, piece.shape[-1]) for piece in pieces]
-    return torch.cat(by_group, dim=1).reshape(-1, pieces[0].shape[-1])
+    by_group = [piece.reshape(groups, -1, *piece.shape[1:]) for piece in pieces]
+    return torch.cat(by_group, dim=1).flatten(0, 1)
 
 
 def from_megatron(tensor: Tensor, layout: str, shape: ModelShape) -> list[Tensor]:
@@ -135,7 +138,6 @@ def from_megatron(tensor: Tensor, layout: str, shape: ModelShape) -> list[Tensor
     if layout == "concat":
         return list(tensor.chunk(2))
     heads = shape.num_attention_heads // shape.num_key_value_heads
-    width = tensor.shape[-1]
-    grouped = tensor.reshape(-1, (heads + 2) * shape.head_dim, width)
+    grouped = tensor.reshape(-1, (heads + 2) * shape.head_dim, *tensor.shape[1:])
     sizes = [heads * shape.head_dim, shape.head_dim, shape.head_dim]
-    return [piece.reshape(-1, width) for piece in torch.split(grouped, sizes, dim=1)]
+    return [piece.flatten(0, 1) for piece in torch.split(grouped, sizes, dim=1)]

@@ -1,4 +1,4 @@
-"""Stock megatron-core Qwen3 with its local spec in one process, with the weights of a Hugging Face folder.
+"""A stock dense megatron-core decoder with its local spec in one process, with the weights of a Hugging Face folder.
 
 Nothing of the Megatron plugin is used here, its loader neither: a control must not share a fault with what it controls.
 """
@@ -19,17 +19,21 @@ from safetensors.torch import load_file
 def build_stock_model(model_dir: Path, dtype: torch.dtype) -> GPTModel:
     """A stock `GPTModel` in `dtype` on the CPU; parallel state with one rank must be up."""
     sizes = json.loads((model_dir / "config.json").read_text(encoding="utf-8"))
-    parameters = sizes.get("rope_parameters") or sizes
+    rotary = sizes.get("rope_parameters") or sizes.get("rope_scaling") or {}
+    stored = _read_weights(model_dir)
+    # What the folder holds is what the model has.
+    qk_norm = "model.layers.0.self_attn.q_norm.weight" in stored
     config = TransformerConfig(
         num_layers=sizes["num_hidden_layers"],
         hidden_size=sizes["hidden_size"],
         ffn_hidden_size=sizes["intermediate_size"],
         num_attention_heads=sizes["num_attention_heads"],
         num_query_groups=sizes["num_key_value_heads"],
-        kv_channels=sizes["head_dim"],
+        kv_channels=sizes.get("head_dim") or sizes["hidden_size"] // sizes["num_attention_heads"],
         normalization="RMSNorm",
         layernorm_epsilon=sizes["rms_norm_eps"],
-        qk_layernorm=True,
+        qk_layernorm=qk_norm,
+        add_qkv_bias="model.layers.0.self_attn.q_proj.bias" in stored,
         gated_linear_unit=True,
         activation_func=torch.nn.functional.silu,
         add_bias_linear=False,
@@ -49,15 +53,20 @@ def build_stock_model(model_dir: Path, dtype: torch.dtype) -> GPTModel:
     )
     model = GPTModel(
         config,
-        get_gpt_layer_local_spec(qk_layernorm=True, normalization="RMSNorm"),
+        get_gpt_layer_local_spec(qk_layernorm=qk_norm, normalization="RMSNorm"),
         vocab_size=sizes["vocab_size"],
         max_sequence_length=sizes["max_position_embeddings"],
         position_embedding_type="rope",
-        rotary_base=parameters["rope_theta"],
+        rotary_base=rotary.get("rope_theta") or sizes["rope_theta"],
         share_embeddings_and_output_weights=sizes["tie_word_embeddings"],
     )
+    if rotary.get("rope_type", rotary.get("type")) == "llama3":
+        # Megatron's own flag for it leaves three of its four parameters at those of Llama 3.1.
+        names = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+        embedding = model.rotary_pos_emb
+        embedding.inv_freq = embedding._apply_scaling(embedding.inv_freq, *(rotary[name] for name in names))
     model.to(dtype)
-    weights = _megatron_weights(_read_weights(model_dir), sizes)
+    weights = _megatron_weights(stored, sizes)
     model.load_state_dict(weights, strict=False)
     _check_all_loaded(model, weights)
     return model.eval()
@@ -81,14 +90,17 @@ def _megatron_weights(hf: dict[str, torch.Tensor], sizes: dict[str, Any]) -> dic
         out["output_layer.weight"] = hf["lm_head.weight"]
     for layer in range(sizes["num_hidden_layers"]):
         source, target = f"model.layers.{layer}.", f"decoder.layers.{layer}."
-        projections = [hf[f"{source}self_attn.{name}_proj.weight"] for name in "qkv"]
-        by_group = [weight.view(groups, -1, weight.shape[-1]) for weight in projections]
+        for kind in ("weight", "bias"):
+            parts = [hf[name] for which in "qkv" if (name := f"{source}self_attn.{which}_proj.{kind}") in hf]
+            by_group = [part.view(groups, -1, *part.shape[1:]) for part in parts]
+            if by_group:
+                out[f"{target}self_attention.linear_qkv.{kind}"] = torch.cat(by_group, dim=1).flatten(0, 1)
+        for which in "qk":
+            if (name := f"{source}self_attn.{which}_norm.weight") in hf:
+                out[f"{target}self_attention.{which}_layernorm.weight"] = hf[name]
         out |= {
             target + "input_layernorm.weight": hf[source + "input_layernorm.weight"],
-            target + "self_attention.linear_qkv.weight": torch.cat(by_group, dim=1).flatten(0, 1),
             target + "self_attention.linear_proj.weight": hf[source + "self_attn.o_proj.weight"],
-            target + "self_attention.q_layernorm.weight": hf[source + "self_attn.q_norm.weight"],
-            target + "self_attention.k_layernorm.weight": hf[source + "self_attn.k_norm.weight"],
             target + "pre_mlp_layernorm.weight": hf[source + "post_attention_layernorm.weight"],
             target + "mlp.linear_fc1.weight": torch.cat(
                 [hf[source + "mlp.gate_proj.weight"], hf[source + "mlp.up_proj.weight"]]

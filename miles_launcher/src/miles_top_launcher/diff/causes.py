@@ -20,14 +20,14 @@ _QK_NORM = (
     "the norm of query or key heads left out, another epsilon, or its result not rounded before the rotary embedding"
 )
 _ROPE = (
-    "a cos/sin table that was cast to bfloat16 or made on another device, positions that are off (after a chunk, a "
-    "padded or context-parallel slice), interleaved instead of neox pairing"
+    "a cos/sin table that was cast to bfloat16, made on another device or without the model's scaling, positions that "
+    "are off (after a chunk, a padded or context-parallel slice), interleaved instead of neox pairing"
 )
 _SUM = "a residual that was rounded, or not, between two layers or pipeline stages; dropout"
 _CAUSES = {
     "embedding": "a weight that differs, a padded vocabulary cut at another edge, or token ids out of order",
     "input_norm": _NORM,
-    "qkv": _COLUMN,
+    "qkv": _COLUMN + "; in a family with a bias, one left out, or added before the product was rounded",
     "q_norm": _QK_NORM,
     "k_norm": _QK_NORM,
     "q_rope": _ROPE,

@@ -22,7 +22,7 @@ from ..environment import worker_environment
 from ..preflight import PLUGINS
 from ..problems import WorkerFailed
 from ..processes import Worker
-from ..random_model import RANDOM_MODELS, RandomModel
+from ..random_model import RANDOM_MODELS, RandomModel, of_contract
 from .finding import Finding, describe
 
 MODULE = "miles_top_launcher.doctor.worker"
@@ -32,9 +32,10 @@ AT_ONCE = 2
 _LOG = re.compile(r" \(log: [^)]*\)")
 
 
-def asked_about(device: str) -> RandomModel:
-    """The model whose settings the engines are asked to take: the smallest that the device's kernels have room for."""
-    return RandomModel() if device == "cpu" else RANDOM_MODELS["random-qwen3-0.6b"]
+def asked_about(contract: TrueOnPolicyContract, device: str) -> RandomModel:
+    """The model whose settings the engines are asked to take: of the contract's family, and the smallest that the
+    device's kernels have room for."""
+    return of_contract(RandomModel() if device == "cpu" else RANDOM_MODELS["random-qwen3-0.6b"], contract)
 
 
 class Probes:
@@ -52,7 +53,8 @@ class Probes:
 
     def run(self) -> list[Finding]:
         """Ask every process; a process that refuses, dies or hangs is a red finding of its own."""
-        (self._folder / "config.json").write_text(json.dumps(asked_about(self._device).config()), encoding="utf-8")
+        config = asked_about(self._contract, self._device).config()
+        (self._folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
         kernels: dict[str, dict[str, str]] = {}
         jobs: list[Callable[[], list[Finding]]] = [self._sglang, self._megatron]
         jobs += [partial(self._kernels, package, kernels) for package in PLUGINS]

@@ -40,7 +40,7 @@ def megatron(command: Mapping[str, Any]) -> dict[str, Any]:
     )
     make_config(numerics, TrainLayout(), torch.bfloat16)
     provider = SGLangSpecProvider()
-    get_layer_spec(provider)
+    get_layer_spec(provider, numerics.shape.qk_norm)
     classes = [provider.column_parallel_layer_norm_linear(), provider.row_parallel_linear(), provider.core_attention()]
     for kind in classes:
         if kind.__module__.partition(".")[0] != "megatron_top_plugin":

@@ -14,24 +14,24 @@ from ..active import active
 
 
 class ContractLinearMethod(UnquantizedLinearMethod):
-    """The column-parallel product: fp32 sums over the whole K in one order, one rounding."""
+    """The column-parallel product: fp32 sums over the whole K in one order, one rounding; one more for a bias."""
 
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
         """Keeps the weight as loaded: the stock CPU path may repack it for AMX, and the kernels read plain rows."""
 
     def apply(self, layer: torch.nn.Module, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        """``x [T, K]`` and ``layer.weight [N_local, K]`` -> ``[T, N_local]`` in ``x``'s dtype."""
-        if bias is not None:
-            raise ValueError("the contract's linear layers have no bias")
+        """``x [T, K]``, ``layer.weight [N_local, K]``, ``bias [N_local]`` -> ``[T, N_local]`` in ``x``'s dtype."""
+        kernels = active().kernels
         weight: Any = layer.weight
-        return active().kernels.linear(x, weight)
+        out = kernels.linear(x, weight)
+        return out if bias is None else kernels.add_bias(out, bias)
 
 
 class ContractQKVLinear(QKVParallelLinear):
-    """q, k and v of this rank's heads in one product."""
+    """q, k and v of this rank's heads in one product, with their biases in one vector cut alike."""
 
-    def __init__(self, hidden_size: int, head_dim: int, heads: int, kv_heads: int, prefix: str) -> None:
-        super().__init__(hidden_size, head_dim, heads, kv_heads, bias=False, prefix=prefix)
+    def __init__(self, hidden_size: int, head_dim: int, heads: int, kv_heads: int, bias: bool, prefix: str) -> None:
+        super().__init__(hidden_size, head_dim, heads, kv_heads, bias=bias, prefix=prefix)
         self.quant_method = ContractLinearMethod()
 
 

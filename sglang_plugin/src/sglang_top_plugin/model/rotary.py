@@ -16,5 +16,5 @@ def table() -> Tensor:
     """The active model's table ``[max_position_embeddings, head_dim]`` fp32, on the run's device."""
     shape = active().shape
     with torch.device("cpu"):
-        made = rope_table(shape.head_dim, shape.rope_theta, shape.max_position_embeddings)
+        made = rope_table(shape.head_dim, shape.rope_theta, shape.max_position_embeddings, shape.rope_scaling)
     return made.to(active().device)

@@ -15,7 +15,7 @@ from .profile import ModelShape
 #: ``(first, length)`` runs of a global row, in the order in which a rank holds them.
 Segments = tuple[tuple[int, int], ...]
 
-#: Operations of one layer, in order. A sum is the fp32 one, before it is rounded.
+#: Operations of one layer, in order. A sum is the fp32 one, before it is rounded; `qkv` has its bias added.
 LAYER_OPS = (
     "input_norm",
     "qkv",
@@ -32,6 +32,8 @@ LAYER_OPS = (
     "down_proj",
     "mlp_sum",
 )
+#: Those that only a model with q/k norm has.
+QK_NORM_OPS = ("q_norm", "k_norm")
 FIRST_OP = "embedding"
 LAST_OPS = ("final_norm", "logits", "logprob")
 
@@ -62,8 +64,9 @@ class Point(Frozen):
 def contract_points(shape: ModelShape) -> tuple[Point, ...]:
     """Return every point of a model in the order of computation: an earlier one never depends on a later one."""
     points = [Point(name=FIRST_OP, op=FIRST_OP, layer=None, width=width(FIRST_OP, shape))]
+    ops = [op for op in LAYER_OPS if shape.qk_norm or op not in QK_NORM_OPS]
     for layer in range(shape.num_hidden_layers):
-        points += [Point(name=layer_point(layer, op), op=op, layer=layer, width=width(op, shape)) for op in LAYER_OPS]
+        points += [Point(name=layer_point(layer, op), op=op, layer=layer, width=width(op, shape)) for op in ops]
     return (*points, *(Point(name=op, op=op, layer=None, width=width(op, shape)) for op in LAST_OPS))
 
 

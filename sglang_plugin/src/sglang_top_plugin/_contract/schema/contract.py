@@ -11,6 +11,7 @@ from .errors import UnknownContract, one_line
 from .policy import Frozen, KernelPolicy, KernelSetName
 
 Scalar = bool | int | float | str | None
+RopeType = Literal["default", "llama3"]
 
 
 class ConfigRule(Frozen):
@@ -22,17 +23,31 @@ class ConfigRule(Frozen):
     """Why another value would not be exact. An absent field counts as null."""
 
 
+class Part(Frozen):
+    """Whether the models of a family have a part, such as a bias: all of them or none, or as a config field says."""
+
+    always: bool
+    """What holds where `field` is not named, or not in the config."""
+    field: str | None = Field(default=None, min_length=1)
+    """A boolean field of `config.json` that decides it for each model."""
+
+
 class ModelProfile(Frozen):
-    """Which models of a family the contract covers."""
+    """Which models of a family the contract covers, and what a model of it is made of."""
 
     model_type: str = Field(min_length=1)
     architectures: tuple[str, ...] = Field(min_length=1)
     config_rules: tuple[ConfigRule, ...]
     layer_types: tuple[str, ...] = Field(min_length=1)
     """Allowed values inside the config's `layer_types` list."""
-    rope_types: tuple[str, ...] = Field(min_length=1)
-    weight_names: Literal["llama_with_qk_norm"]
-    """Which table of Hugging Face tensor names `weights.py` uses."""
+    rope_types: tuple[RopeType, ...] = Field(min_length=1)
+    """Scalings of the rotary frequencies that a model may have; their parameters are the model's own."""
+    qk_norm: Part = Part(always=True)
+    """RMSNorm of each query and key head, before it is rotated."""
+    qkv_bias: Part = Part(always=False)
+    """A bias on the products of queries, keys and values, and on no other."""
+    weight_names: Literal["llama"] = "llama"
+    """Which table of Hugging Face tensor names `weights.py` uses; those of norms and biases follow from the parts."""
 
 
 class TrueOnPolicyContract(Frozen):

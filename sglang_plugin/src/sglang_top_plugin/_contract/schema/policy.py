@@ -42,14 +42,21 @@ class KernelSetPolicy(Frozen):
     dtypes: tuple[DTypeName, ...] = Field(min_length=1)
     k_step: int = Field(ge=1)
     """K elements that one step of the row-parallel kernel reads; divides every segment."""
+    head_dims: tuple[int, ...] | None = Field(default=None, min_length=1)
+    """Elements of a head that its kernels are made for; any even number where it is None."""
 
 
 class ColumnParallelPolicy(Frozen):
-    """qkv, gate_up and lm_head: whole K in one order that depends on neither M nor N."""
+    """qkv, gate_up and lm_head: whole K in one order that depends on neither M nor N.
+
+    A bias, where a family has one, is added in fp32 to the product as it was rounded, and the sum is rounded again:
+    stock SGLang's deterministic mode adds it so, behind the product of DeepGEMM.
+    """
 
     accumulate: Literal["float32"]
     order: Literal["whole_k_independent_of_m_and_n"]
     roundings: Literal[1]
+    bias: Literal["float32_onto_rounded_product_rounded_again"] = "float32_onto_rounded_product_rounded_again"
 
 
 class RowParallelPolicy(Frozen):
@@ -76,6 +83,7 @@ class RopePolicy(Frozen):
     """Rotary embedding."""
 
     table: Literal["float32_computed_on_cpu"]
+    scaling: Literal["float32_of_rounded_frequencies"] = "float32_of_rounded_frequencies"
     pairing: Literal["neox"]
     rotation: Literal["float32"]
     roundings: Literal[1]

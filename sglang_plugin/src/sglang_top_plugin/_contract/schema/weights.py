@@ -19,13 +19,15 @@ from .profile import ModelShape
 
 _LAYER = re.compile(r"model\.layers\.(0|[1-9][0-9]*)\.(.+)")
 
+_QKV_BIASES = ("self_attn.q_proj.bias", "self_attn.k_proj.bias", "self_attn.v_proj.bias")
+_QK_NORMS = ("self_attn.q_norm.weight", "self_attn.k_norm.weight")
 _LAYER_TENSORS: tuple[str, ...] = (
     "input_layernorm.weight",
     "self_attn.q_proj.weight",
     "self_attn.k_proj.weight",
     "self_attn.v_proj.weight",
-    "self_attn.q_norm.weight",
-    "self_attn.k_norm.weight",
+    *_QKV_BIASES,
+    *_QK_NORMS,
     "self_attn.o_proj.weight",
     "post_attention_layernorm.weight",
     "mlp.gate_proj.weight",
@@ -67,7 +69,7 @@ class WeightParts(Frozen):
 def weight_parts(hf_name: str, shape: ModelShape) -> WeightParts:
     """Return how the tensor `hf_name` of a model of this shape is cut.
 
-    q is cut by query heads, k and v by KV heads, gate, up, o and down by the
+    q is cut by query heads, k and v by KV heads (their biases too), gate, up, o and down by the
     contract's segments, embedding and head by padded-vocabulary segments. Raises
     `Refusal` for a name that the model does not have.
     """
@@ -77,7 +79,7 @@ def weight_parts(hf_name: str, shape: ModelShape) -> WeightParts:
     if hf_name == "model.norm.weight":
         return _equal(hf_name, (hidden,), None, 1)
     match = _LAYER.fullmatch(hf_name)
-    if match is None or int(match[1]) >= shape.num_hidden_layers:
+    if match is None or int(match[1]) >= shape.num_hidden_layers or match[2] not in _layer_tensors(shape):
         raise Refusal(_no_weight(hf_name, shape))
     segments = shape.segments
     match match[2]:
@@ -89,6 +91,10 @@ def weight_parts(hf_name: str, shape: ModelShape) -> WeightParts:
             return _equal(hf_name, (shape.q_size, hidden), 0, shape.num_attention_heads)
         case "self_attn.k_proj.weight" | "self_attn.v_proj.weight":
             return _equal(hf_name, (shape.kv_size, hidden), 0, shape.num_key_value_heads)
+        case "self_attn.q_proj.bias":
+            return _equal(hf_name, (shape.q_size,), 0, shape.num_attention_heads)
+        case "self_attn.k_proj.bias" | "self_attn.v_proj.bias":
+            return _equal(hf_name, (shape.kv_size,), 0, shape.num_key_value_heads)
         case "self_attn.o_proj.weight":
             return _equal(hf_name, (hidden, shape.q_size), 1, segments)
         case "mlp.gate_proj.weight" | "mlp.up_proj.weight":
@@ -111,11 +117,15 @@ def hf_weight_names(shape: ModelShape) -> tuple[str, ...]:
 
     A tied head is the embedding and has no name of its own.
     """
-    layers = tuple(
-        f"model.layers.{layer}.{tensor}" for layer in range(shape.num_hidden_layers) for tensor in _LAYER_TENSORS
-    )
+    tensors = _layer_tensors(shape)
+    layers = tuple(f"model.layers.{layer}.{tensor}" for layer in range(shape.num_hidden_layers) for tensor in tensors)
     head = () if shape.tie_word_embeddings else ("lm_head.weight",)
     return ("model.embed_tokens.weight", *layers, "model.norm.weight", *head)
+
+
+def _layer_tensors(shape: ModelShape) -> tuple[str, ...]:
+    absent = (() if shape.qkv_bias else _QKV_BIASES) + (() if shape.qk_norm else _QK_NORMS)
+    return tuple(tensor for tensor in _LAYER_TENSORS if tensor not in absent)
 
 
 def weights_digest(tensors: Mapping[str, str]) -> str:
@@ -143,7 +153,9 @@ def _vocabulary(hf_name: str, shape: ModelShape) -> WeightParts:
 
 def _no_weight(hf_name: str, shape: ModelShape) -> str:
     tied = "tied" if shape.tie_word_embeddings else "untied"
+    norm = "with" if shape.qk_norm else "without"
+    bias = "with" if shape.qkv_bias else "without"
     return (
         f"weight {hf_name!r}: the model has no such tensor ({shape.num_hidden_layers} layers, "
-        f"{tied} head); names are those of hf_weight_names()"
+        f"{tied} head, {norm} q/k norm, {bias} q/k/v bias); names are those of hf_weight_names()"
     )

@@ -8,6 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from ..bias import add_bias
 from ..checks import failed_self_test, require_same_bits
 from ..tree import tree_sum
 from .attention import attention
@@ -35,6 +36,11 @@ def self_test() -> None:
     whole = linear(x, weight)
     _same("linear: a row alone", whole[7:8], linear(x[7:8], weight))
     _same("linear: a slice of N", whole[:, 5:21], linear(x, weight[5:21]))
+    bias = random(37)
+    biased = add_bias(whole, bias)
+    _same("add_bias: the fp32 sum, rounded", biased, (whole.float() + bias.float()).to(whole.dtype))
+    _same("add_bias: a row alone", biased[7:8], add_bias(whole[7:8], bias))
+    _same("add_bias: a slice of N", biased[:, 5:21], add_bias(whole[:, 5:21], bias[5:21]))
     halves = [linear_partial(x[:, i : i + 32], weight[:, i : i + 32], 4) for i in (0, 32)]
     _same("linear_partial: two ranks", linear_partial(x, weight, 8), tree_sum(halves))
 

@@ -11,6 +11,7 @@ from ..kernel_set import KernelSet
 
 def kernels() -> KernelSet:
     """Assembles the set; importing the operations compiles them, or loads them from the cache."""
+    from ..bias import add_bias
     from ..tree import tree_sum
     from . import compiled, self_test
     from .attention import attention
@@ -27,6 +28,7 @@ def kernels() -> KernelSet:
         linear=linear,
         linear_partial=linear_partial,
         linear_segmented=linear_segmented,
+        add_bias=add_bias,
         tree_sum=tree_sum,
         rms_norm=rms_norm,
         add_rms_norm=add_rms_norm,

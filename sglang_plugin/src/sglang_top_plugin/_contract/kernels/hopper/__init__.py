@@ -12,6 +12,7 @@ from ..kernel_set import KernelSet
 
 def kernels() -> KernelSet:
     """Assembles the set; the self-test compiles it, or loads it from the compilers' caches."""
+    from ..bias import add_bias
     from ..tree import tree_sum
     from . import launch, self_test
     from .attention import attention
@@ -28,6 +29,7 @@ def kernels() -> KernelSet:
         linear=linear,
         linear_partial=linear_partial,
         linear_segmented=linear_segmented,
+        add_bias=add_bias,
         tree_sum=tree_sum,
         rms_norm=rms_norm,
         add_rms_norm=add_rms_norm,

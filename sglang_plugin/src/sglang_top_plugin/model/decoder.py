@@ -1,7 +1,12 @@
-"""Dense Qwen3: the stock module tree and parameter names, so that stock weight loading fits, over contract layers."""
+"""A dense decoder as the contract's shape describes it, over contract layers.
+
+The module tree and the parameter names are those of stock Qwen3, which the stock Llama and Qwen2 share but for q/k norm
+and biases, so its weight loading fits every family.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -15,7 +20,9 @@ from sglang.srt.utils import add_prefix, make_layers
 from torch import Tensor, nn
 
 from .. import across_ranks
+from .._contract.schema.weights import hf_weight_names
 from ..active import active
+from ..stopping import stop
 from .embedding import ContractEmbedding
 from .linear import ContractGateUpLinear, ContractQKVLinear, SegmentedRowLinear
 from .logits import ContractLogitsProcessor
@@ -24,7 +31,7 @@ from .rotary import table
 
 
 class ContractAttention(nn.Module):
-    """q, k, v of this rank's heads; q/k norm, rotation, attention over the paged cache; the row-parallel output."""
+    """q, k, v of this rank's heads, norm and rotation, attention over the paged cache, the row-parallel output."""
 
     def __init__(self, layer_id: int, prefix: str) -> None:
         super().__init__()
@@ -38,10 +45,13 @@ class ContractAttention(nn.Module):
             shape.head_dim,
             shape.num_attention_heads,
             shape.num_key_value_heads,
+            shape.qkv_bias,
             add_prefix("qkv_proj", prefix),
         )
-        self.q_norm = ContractRMSNorm(shape.head_dim, shape.rms_norm_eps)
-        self.k_norm = ContractRMSNorm(shape.head_dim, shape.rms_norm_eps)
+        self.has_qk_norm = shape.qk_norm
+        if self.has_qk_norm:
+            self.q_norm = ContractRMSNorm(shape.head_dim, shape.rms_norm_eps)
+            self.k_norm = ContractRMSNorm(shape.head_dim, shape.rms_norm_eps)
         self.o_proj = SegmentedRowLinear(shape.q_size, shape.hidden_size, add_prefix("o_proj", prefix))
         self.rope_table = table()
         #: Set while a recording runs, which wants what stands between norm and rotation; the bits are the same.
@@ -59,11 +69,13 @@ class ContractAttention(nn.Module):
         """``hidden_states [T, H]``, ``positions [T]`` -> ``[T, H]``."""
         qkv, _ = self.qkv_proj(hidden_states)
         q, k, v = qkv.split([self.q_size, self.kv_size, self.kv_size], dim=-1)
-        if self.steps_apart:
-            q = self._rotate(self.q_norm, q, positions)
-            k = self._rotate(self.k_norm, k, positions)
-        else:
+        if self.has_qk_norm and not self.steps_apart:
             q, k = self._norm_and_rotate(qkv, positions)
+        else:
+            q, k = self._heads(q), self._heads(k)
+            if self.has_qk_norm:
+                q, k = self.q_norm(q), self.k_norm(k)
+            q, k = self._rotate(q, positions), self._rotate(k, positions)
         out: tuple[Tensor, None] = self.o_proj(self.attn(q, k, v, forward_batch))
         return out[0]
 
@@ -80,8 +92,10 @@ class ContractAttention(nn.Module):
         )
         return q.flatten(1), k.flatten(1)
 
-    def _rotate(self, norm: ContractRMSNorm, x: Tensor, positions: Tensor) -> Tensor:
-        heads = norm(x.reshape(x.shape[0], -1, self.head_dim))
+    def _heads(self, x: Tensor) -> Tensor:
+        return x.reshape(x.shape[0], -1, self.head_dim)
+
+    def _rotate(self, heads: Tensor, positions: Tensor) -> Tensor:
         return active().kernels.rope(heads, positions, self.rope_table).flatten(1)
 
 
@@ -131,7 +145,20 @@ class ContractDecoderLayer(nn.Module):
         return self.mlp(hidden_states), residual
 
 
-class ContractQwen3Model(Qwen3Model):
+def _known(weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    shape = active().shape
+    # a tied checkpoint may store its head too; it is not read
+    known = {*hf_weight_names(shape), *(("lm_head.weight",) if shape.tie_word_embeddings else ())}
+    for name, tensor in weights:
+        if name not in known:
+            stop(
+                f"weights: tensor {name} is none of a model that contract {active().contract.name} covers; name the "
+                "contract of this model's family"
+            )
+        yield name, tensor
+
+
+class ContractModel(Qwen3Model):
     """The stock model's forward over contract layers."""
 
     def __init__(self, config: Any, prefix: str) -> None:
@@ -155,10 +182,10 @@ class ContractQwen3Model(Qwen3Model):
         self.layers_to_capture: list[int] = []
 
 
-class ContractQwen3ForCausalLM(Qwen3ForCausalLM):
-    """Registered for the architecture ``Qwen3ForCausalLM`` in the scheduler processes of a run with a contract.
+class ContractForCausalLM(Qwen3ForCausalLM):
+    """Registered for the contract's architectures in the scheduler processes of a run with it.
 
-    Forward and weight loading are the stock class's.
+    Forward and weight loading are the stock Qwen3 class's, whatever the family.
     """
 
     def __init__(self, config: Any, quant_config: Any = None, prefix: str = "") -> None:
@@ -172,7 +199,7 @@ class ContractQwen3ForCausalLM(Qwen3ForCausalLM):
         across_ranks.open_peers()
         self.config = config
         self.quant_config = None
-        self.model = ContractQwen3Model(config, add_prefix("model", prefix))
+        self.model = ContractModel(config, add_prefix("model", prefix))
         if shape.tie_word_embeddings:
             self.lm_head = self.model.embed_tokens
         else:
@@ -180,6 +207,12 @@ class ContractQwen3ForCausalLM(Qwen3ForCausalLM):
         self.logits_processor = ContractLogitsProcessor(config)
         self.pooler = Pooler(pooling_type=PoolingType.LAST, normalize=True)
         self.capture_aux_hidden_states = False
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """As stock, but for a tensor that the model has no place for, which ends the process: stock drops a bias of
+        which it has none without a word. Tensors of an update were checked before they come here.
+        """
+        super().load_weights(_known(weights))
 
     @torch.no_grad()
     def forward_split_prefill(self, *args: Any, **kwargs: Any) -> Any:
