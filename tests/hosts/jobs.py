@@ -17,16 +17,6 @@ import torch
 from megatron.core import parallel_state as mpu
 from megatron.core.transformer.module import Float16Module
 from megatron.training import global_vars
-
-from megatron_top_plugin import hosts
-from megatron_top_plugin._contract.schema.errors import Refusal
-from megatron_top_plugin.weights.load import load_hf_weights
-from tests.hosts.miles_arguments import parse, rendered, stand_in_for_the_forks
-from tests.megatron.opened import CONTRACT, Samples, open_trainer, sequences
-from tests.megatron.samples import advantages
-
-stand_in_for_the_forks()
-
 from miles.backends.megatron_utils.model_provider import get_model_provider_func
 from miles.backends.megatron_utils.parallel import get_packed_seq_params
 from miles.backends.training_utils import loss as miles_loss
@@ -34,6 +24,13 @@ from miles.backends.training_utils.cp_utils import slice_log_prob_with_cp
 from miles.backends.training_utils.data import DataIterator, get_batch
 from miles.backends.training_utils.parallel import GroupInfo, ParallelState, set_parallel_state
 from miles.utils.misc import load_function
+
+from megatron_top_plugin import hosts
+from megatron_top_plugin._contract.schema.errors import Refusal
+from megatron_top_plugin.weights.load import load_hf_weights
+from tests.hosts.miles_arguments import parse, rendered
+from tests.megatron.opened import CONTRACT, Samples, open_trainer, sequences
+from tests.megatron.samples import advantages
 
 KEYS = ["tokens", "loss_masks", "total_lengths", "response_lengths", "log_probs", "rollout_log_probs", "advantages"]
 
@@ -174,6 +171,12 @@ def steps(model: str, layout: dict[str, int], samples: Samples, temperature: flo
             assert hosts._installed is not None
             ours["compared"] = hosts._installed.compared_tokens
         return {"ours": ours, "theirs": _step(args, made, data)}
+
+
+def step_on_a_rollout(model: str, samples: Samples, logprobs: list[list[float]], folder: str) -> dict[str, Any]:
+    """A step of Miles with our log-prob on what another process sampled."""
+    with _host(model, {}, samples, 1.0) as (args, made, _), _installed(args, made, folder):
+        return _step(args, made, _rollout_data(samples, logprobs))
 
 
 def spoiled(model: str, samples: Samples, folder: str) -> dict[str, str]:

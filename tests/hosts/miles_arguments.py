@@ -83,6 +83,7 @@ def rendered(model: str, layout: Mapping[str, Any] = {}, **changed: Any) -> list
         "lr": 1e-6,
         # Miles gives it another default than Megatron, and the contract refuses what it has not classed as harmless.
         "mtp-loss-scaling-factor": 0.1,
+        "pause-generation-mode": "abort",
         "custom-model-provider-path": "megatron_top_plugin.hosts.model_provider",
         "custom-megatron-init-path": "megatron_top_plugin.hosts.init",
         "custom-megatron-before-log-prob-hook-path": "megatron_top_plugin.hosts.show_receipts",

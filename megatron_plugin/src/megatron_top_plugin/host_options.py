@@ -15,6 +15,7 @@ HOST_OPTIONS: tuple[tuple[str, tuple[Any, ...], str], ...] = (
     ("allgather_cp", (False, None), "sequences are cut in another way than the model's"),
     ("qkv_format", ("thd", None), "the model takes packed sequences"),
     ("sequence_parallel", (False, None), "it is not proven under the contract"),
+    ("pause_generation_mode", ("abort", None), "requests would go on under other weights than they began with"),
     ("fp16", (False, None), "the contract's type is bfloat16"),
     ("use_critic", (False, None), "a critic's head is not the contract's"),
     ("keep_old_actor", (False, None), "another policy than the one that sampled would be scored"),
