@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from argparse import Namespace
 from collections.abc import Callable
@@ -194,3 +195,10 @@ def test_every_option_of_the_table_is_refused(
         host_logprob.install(Namespace(**vars(ARGS) | {name: other}), numerics)
     assert why in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_the_page_of_hooks_names_every_replacement() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "hooks.md").read_text()
+    documented = re.findall(r"^\| `(\w+)` \| (.+) \| miles-rl 0\.0\.2; slime as read", page, re.MULTILINE)
+    assert documented == [(name, why) for name, why, _ in host_logprob.REPLACED]
+    assert all(host.losses in page for host in host_logprob.HOSTS)

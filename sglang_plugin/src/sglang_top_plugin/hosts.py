@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from sglang.srt.plugins import load_plugins
 
-from . import hooks
+from ._contract.schema.errors import Refusal
 from .flag import FLAG_HOOKS
 from .stopping import loud
 
@@ -22,4 +22,10 @@ def load() -> None:
     """
     with loud("plugin"):
         load_plugins()
-        hooks.install(FLAG_HOOKS)
+        for hook in FLAG_HOOKS:
+            # Not installed here: the server's processes, which load plugins by themselves, would be without it too.
+            if not hook.in_place():
+                raise Refusal(
+                    f"hook {hook.target}: SGLang did not load the plugin; install sglang-top-plugin, and let "
+                    "SGLANG_PLUGINS name true_on_policy or nothing"
+                )
