@@ -35,6 +35,38 @@ def test_keyword_sets_what_the_contract_decides(tied_model: Path) -> None:
     assert not made.disable_radix_cache
 
 
+def test_the_jobs_environment_names_the_contract_where_a_host_drops_it(
+    tied_model: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    stock = ServerArgs(model_path=str(tied_model), device="cpu")
+    monkeypatch.setenv("TRUE_ON_POLICY_CONTRACT", CONTRACT)
+    fields = {"model_path": str(tied_model), "device": "cpu"}
+    assert contract_name(ServerArgs(**fields)) == CONTRACT
+    assert contract_name(prepare_server_args(["--model-path", str(tied_model), "--device", "cpu"])) == CONTRACT
+    # An object that was made before the plugin was loaded.
+    with pytest.raises(SystemExit):
+        stock.check_server_args()
+    assert "these ServerArgs were made before the plugin was loaded" in capfd.readouterr().err
+    with pytest.raises(SystemExit):
+        ServerArgs(**fields, true_on_policy_contract="another")
+    assert f"environment TRUE_ON_POLICY_CONTRACT names '{CONTRACT}'" in capfd.readouterr().err
+
+
+def test_a_host_loads_the_plugin_or_ends(tied_model: Path) -> None:
+    """SGLang's own loader would go on without it."""
+    for allowed, status in ((None, 0), ("another_plugin", 2)):
+        environment = dict(os.environ) | ({"SGLANG_PLUGINS": allowed} if allowed is not None else {})
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", "from sglang_top_plugin.hosts import load; load()"],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=200,
+            check=False,
+        )
+        assert done.returncode == status, done.stderr
+
+
 def test_the_name_survives_pickling(tied_model: Path) -> None:
     made = pickle.loads(pickle.dumps(ServerArgs(**_arguments(tied_model))))
     assert contract_name(made) == CONTRACT

@@ -5,10 +5,16 @@ returns the whole model. ``--spec megatron_top_plugin.hosts layer_spec`` (``mega
 alone; the host keeps its stock embedding and head around them, so that its log-probs are not the contract's, and only
 its own are asked for. Either way log-probs come from ``logprobs.packed_logprobs``; a host's own cross entropy is
 refused.
+
+Miles and slime compute log-probs from the logits themselves: ``--custom-megatron-init-path
+megatron_top_plugin.hosts.init`` puts the contract's in their place (``host_logprob``), and
+``--custom-megatron-before-log-prob-hook-path megatron_top_plugin.hosts.show_receipts`` writes down what is live.
 """
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from typing import Any, get_args
 
 from ._contract.schema.contract import TrueOnPolicyContract
@@ -19,9 +25,15 @@ from ._contract.schema.profile import check_kernel_set, read_config, read_shape
 from ._contract.schema.registry import contract_for_architecture, load_contract
 from ._contract.schema.versions import check_versions, installed_versions
 from .config import adopt_config, carry_contract
+from .host_logprob import HostLogprob, install
+from .host_receipts import write_receipts
 from .model import SGLangGPTModel, build_model
 from .numerics import Numerics, check_available
 from .spec import get_block_spec
+
+#: Tells every process of a host's job which contract it runs under; the rollout's read it (``sglang_top_plugin``).
+CONTRACT_VARIABLE = "TRUE_ON_POLICY_CONTRACT"
+_installed: HostLogprob | None = None
 
 
 def _contract(args: Any, model_dir: str) -> TrueOnPolicyContract:
@@ -117,3 +129,41 @@ def layer_spec(config: Any, vp_stage: int | None = None) -> Any:
     transformer = getattr(config, "transformer", config)
     carry_contract(transformer, numerics)
     return get_block_spec(transformer, vp_stage)
+
+
+def init(args: Any) -> None:
+    """For ``--custom-megatron-init-path``: the contract's log-prob takes the place of the host's, in this process.
+
+    Raises:
+        Refusal: for a host, version, model, layout or option under which the contract cannot hold, and when the job's
+            environment does not tell the rollout's processes the contract.
+    """
+    global _installed
+    numerics, _layout = _numerics(args)
+    told = os.environ.get(CONTRACT_VARIABLE)
+    if told != numerics.contract.name:
+        raise OptionRefused(
+            f"environment {CONTRACT_VARIABLE}={told!r}: the host drops the contract on its way to the rollout's "
+            f"processes; set it to {numerics.contract.name} in the job's environment (runtime_env of Ray)"
+        )
+    if _installed is not None:
+        _installed.stop()
+    _installed = install(args, numerics)
+
+
+def show_receipts(args: Any, model: Sequence[Any], store_prefix: str = "") -> None:
+    """For ``--custom-megatron-before-log-prob-hook-path``: writes the receipts of all ranks (``host_receipts``).
+
+    Raises:
+        Refusal: when :func:`init` was not called, a hook is not in place or what is live is not the contract's.
+    """
+    if _installed is None:
+        raise OptionRefused(
+            "the contract's log-prob is not installed; pass --custom-megatron-init-path megatron_top_plugin.hosts.init"
+        )
+    if store_prefix:
+        # The reference policy, whose log-probs no rollout sampled.
+        return
+    _numerics_here, layout = _numerics(args)
+    _installed.receipts_shown += 1
+    write_receipts(model, layout, _installed.hooks(), _installed.receipts_shown)

@@ -2,12 +2,16 @@
 
 ``ServerArgs.__init__`` is where every road meets: ``sglang.Engine(...)``, the command line, and a host that builds
 ``ServerArgs(**arguments)`` itself. The name then travels in the object's ``__dict__`` to the scheduler processes.
+
+A host that hands on nothing but dataclass fields, as Miles and slime do, would drop the name without a word. Its job
+names the contract in the environment, ``TRUE_ON_POLICY_CONTRACT``: every engine of that job is then under it, or ends.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 import sys
 from collections.abc import Callable
 from contextvars import ContextVar
@@ -16,9 +20,11 @@ from typing import Any
 from sglang.srt.plugins.hook_registry import HookType
 
 from . import hooks
+from ._contract.schema.errors import OptionRefused
 from .stopping import loud
 
 FLAG = "true_on_policy_contract"
+VARIABLE = "TRUE_ON_POLICY_CONTRACT"
 _settings = f"{__package__}.settings"
 _from_command_line: ContextVar[str | None] = ContextVar("true_on_policy_contract", default=None)
 
@@ -27,6 +33,31 @@ def contract_name(server_args: Any) -> str | None:
     """The contract that ``server_args`` names, or None."""
     name: str | None = getattr(server_args, FLAG, None)
     return name
+
+
+def _named(given: str | None) -> str | None:
+    """The contract that a new ``ServerArgs`` is for: what was given, else the job's.
+
+    Raises:
+        OptionRefused: when the two differ.
+    """
+    job = os.environ.get(VARIABLE) or None
+    if given is not None and job is not None and given != job:
+        raise OptionRefused(f"{FLAG}={given!r}: environment {VARIABLE} names {job!r}; give one of them, or both alike")
+    return given if given is not None else job
+
+
+def _without_a_name() -> None:
+    """Ends a process of a job under a contract whose finished ``ServerArgs`` name none.
+
+    Raises:
+        OptionRefused: when the environment names a contract.
+    """
+    if job := os.environ.get(VARIABLE):
+        raise OptionRefused(
+            f"environment {VARIABLE}={job!r}: these ServerArgs were made before the plugin was loaded, so the contract "
+            "is not in them; call sglang_top_plugin.hosts.load() first in the process that makes them"
+        )
 
 
 def register() -> None:
@@ -39,6 +70,8 @@ def _construct(original: Callable[..., None], self: Any, *args: Any, **kwargs: A
     name = kwargs.pop(FLAG, None)
     if name is None:
         name = _from_command_line.get()
+    with loud("server arguments"):
+        name = _named(name)
     if name is None:
         if _settings in sys.modules:
             # A contract's environment is its own engine's, not the next one's.
@@ -79,6 +112,8 @@ def _from_cli_args(original: Callable[..., Any], cls: type, args: argparse.Names
 def _enter_frontend(self: Any) -> None:
     """Every process that starts schedulers passes here, also one that got its arguments pickled from another."""
     if contract_name(self) is None:
+        with loud("server arguments"):
+            _without_a_name()
         return
     with loud("server arguments"):
         from . import settings
@@ -91,6 +126,8 @@ def _enter_frontend(self: Any) -> None:
 
 def _enter_scheduler(server_args: Any, gpu_id: int, tp_rank: int, *args: Any, **kwargs: Any) -> None:
     if contract_name(server_args) is None:
+        with loud(f"scheduler rank {tp_rank}"):
+            _without_a_name()
         return
     with loud(f"scheduler rank {tp_rank}"):
         from .activation import activate
