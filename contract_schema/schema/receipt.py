@@ -49,7 +49,8 @@ class Receipt(Frozen):
     keys (such as `tp_rank`) are shown and not compared. `classes` maps a role to the
     live class that fills it, `layers` counts layers by class. `versions` maps a
     distribution to its version, `compiled_kernels` a kernel to the hash of its
-    compiled form. `weights` maps each Hugging Face tensor to its content digest, or
+    compiled form. `unproven` holds the versions that the contract is not proven on and that a
+    person has allowed by name (`versions.ALLOW`). `weights` maps each Hugging Face tensor to its content digest, or
     is None in a process that leaves the list to rank 0; `weights_digest` covers it
     and is never left out. `model_digest` covers the model's sizes and constants, such as
     its norms' epsilon, which no tensor shows.
@@ -63,6 +64,7 @@ class Receipt(Frozen):
     kernel_set: KernelSetName
     dtype: DTypeName
     versions: dict[str, str]
+    unproven: dict[str, str] = {}
     device: str
     rank: int
     world_size: int
