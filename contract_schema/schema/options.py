@@ -127,7 +127,7 @@ class OptionDifference(Frozen):
             "set_by_contract": [*_without(base.set_by_contract, gone), *self.set_by_contract],
             "refused": [*_without(base.refused, gone), *self.refused],
         }
-        whole = {
+        whole: dict[str, Any] = {
             "surface": self.surface,
             "version": self.version,
             **{kind: [group.model_dump(mode="json") for group in groups] for kind, groups in kinds.items()},
@@ -151,7 +151,6 @@ def classed_versions(surface: Surface) -> tuple[str, ...]:
     return tuple(sorted(found, key=release))
 
 
-@cache
 def option_table(surface: Surface, version: str) -> OptionTable:
     """Return the classes of one surface at one engine version.
 
@@ -159,13 +158,19 @@ def option_table(surface: Surface, version: str) -> OptionTable:
     newest classed version: what that does not know must be at its default. Raises `VersionRefused` for any other
     version that has not been classed.
     """
+    known = classed_versions(surface)
+    if version not in known and known and is_allowed(_PACKAGES.get(surface, surface), version):
+        return _read_table(surface, known[-1])
+    return _read_table(surface, version)
+
+
+@cache
+def _read_table(surface: Surface, version: str) -> OptionTable:
     path = _DATA_DIR / f"{surface}-{version}.json"
     # looked up among the names: a damaged version may be no name of a file at all
     if path not in [item for item in _DATA_DIR.glob("*.json") if item.is_file()]:
         known = classed_versions(surface)
         package = _PACKAGES.get(surface, surface)
-        if known and is_allowed(package, version):
-            return option_table(surface, known[-1])
         raise VersionRefused(
             f"package {package}: the options of version {version} ({surface}) are not classed; "
             f"classed: {', '.join(known) or 'none'}; install one of these, or class the fields "

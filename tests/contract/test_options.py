@@ -6,10 +6,8 @@ contract sets, or is at its default or at a value that has been proven.
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
-import msgspec
 import pytest
 
 from contract_schema.schema.errors import OptionRefused, VersionRefused
@@ -19,6 +17,8 @@ from contract_schema.schema.options import (
     Surface,
     check_given,
     check_options,
+    classed_versions,
+    dataclass_defaults,
     option_table,
     plain,
     refused_fields,
@@ -58,21 +58,12 @@ def sampling(**values: Any) -> None:
     check_options(SAMPLING, "0.5.17", values, SAMPLING_DEFAULTS, {})
 
 
-def dataclass_defaults(kind: Any) -> dict[str, Any]:
-    return {
-        field.name: field.default_factory()
-        if field.default_factory is not dataclasses.MISSING
-        else (None if field.default is dataclasses.MISSING else field.default)
-        for field in dataclasses.fields(kind)
-    }
-
-
 @pytest.mark.parametrize("surface", SURFACES)
 def test_every_version_that_the_contract_is_proven_on_is_classed(surface: Surface) -> None:
     """A version that is added to the contract fails here until its fields are classed, their defaults with them."""
-    versions = contract().engine_versions[SURFACES[surface]]
-    assert versions
-    for version in versions:
+    proven = {version for packages in contract().engine_versions.values() for version in packages[SURFACES[surface]]}
+    assert proven <= set(classed_versions(surface))
+    for version in classed_versions(surface):
         table = option_table(surface, version)
         classed = table.fields()
         assert len(classed) == len(set(classed)), "a field is classed twice"
@@ -82,7 +73,6 @@ def test_every_version_that_the_contract_is_proven_on_is_classed(surface: Surfac
 
 def assert_classed(surface: Surface, version: str, defaults: dict[str, Any]) -> None:
     """The installed class has the classed fields, no other, each with the default in the data."""
-    assert version in contract().engine_versions[SURFACES[surface]]
     table = option_table(surface, version)
     assert set(defaults) - set(table.fields()) == set(), "fields that nobody has classed"
     assert set(table.fields()) - set(defaults) == set(), "classed fields that the engine does not have"
@@ -106,7 +96,7 @@ def test_every_sampling_parameter_of_the_installed_sglang_is_classed() -> None:
     from sglang.srt.sampling.sampling_params import SamplingParams
 
     version = installed_versions("sglang", "cpu")["sglang"]
-    assert_classed(SAMPLING, version, {field.name: field.default for field in msgspec.structs.fields(SamplingParams)})
+    assert_classed(SAMPLING, version, dataclass_defaults(SamplingParams))
     plain_request = SamplingParams(max_new_tokens=8, temperature=0.7, sampling_seed=3, ignore_eos=True)
     fields = SamplingParams.__struct_fields__
     defaults = {field: getattr(SamplingParams(), field) for field in fields}
@@ -150,7 +140,8 @@ def test_a_live_megatron_config_of_the_contract_passes_and_a_changed_one_does_no
     live = TransformerConfig(**(wanted | objects))
     defaults = dataclass_defaults(TransformerConfig)
     values = {field: getattr(live, field) for field in defaults}
-    check_options(CONFIG, "0.19.2", values, defaults, wanted)
+    version = installed_versions("megatron", "cpu")["megatron-core"]
+    check_options(CONFIG, version, values, defaults, wanted)
     for field, value in (
         ("pipeline_dtype", torch.bfloat16),
         ("hidden_dropout", 0.1),
@@ -161,7 +152,7 @@ def test_a_live_megatron_config_of_the_contract_passes_and_a_changed_one_does_no
         ("add_qkv_bias", True),
     ):
         with pytest.raises(OptionRefused, match=f"{CONFIG} {field}="):
-            check_options(CONFIG, "0.19.2", values | {field: value}, defaults, wanted)
+            check_options(CONFIG, version, values | {field: value}, defaults, wanted)
 
 
 @pytest.mark.parametrize(
@@ -283,7 +274,8 @@ def test_true_is_not_one() -> None:
 def test_a_version_that_is_not_classed_is_refused(surface: Surface) -> None:
     with pytest.raises(VersionRefused) as error:
         check_options(surface, "9.9.9", {}, {}, {})
-    package, known = ("megatron-core", "0.19.2") if surface == CONFIG else ("sglang", "0.5.17")
+    package = SURFACES[surface]
+    known = ", ".join(classed_versions(surface))
     assert f"package {package}: the options of version 9.9.9 ({surface}) are not classed; classed: {known}" in str(
         error.value
     )
@@ -292,7 +284,7 @@ def test_a_version_that_is_not_classed_is_refused(surface: Surface) -> None:
 @pytest.mark.parametrize("surface", SURFACES)
 def test_what_a_person_gives_is_checked_by_the_defaults_in_the_data(surface: Surface) -> None:
     """Every refused field, with no engine imported; its default passes, a field that the engine has not does not."""
-    for version in contract().engine_versions[SURFACES[surface]]:
+    for version in classed_versions(surface):
         table = option_table(surface, version)
         for field in refused_fields(surface, version):
             check_given(surface, version, {field: table.defaults[field]}, {})

@@ -151,7 +151,7 @@ def _sampling_refusal(params: Any) -> str | None:
     return None
 
 
-def _guard(original: Callable[..., None], self: Any, recv_req: Any) -> None:
+def _guard(original: Callable[..., None], self: Any, recv_req: Any, **kwargs: Any) -> None:
     """Aborts, as stock aborts a bad request, one that the contract cannot serve as the engine stands now."""
     global _old_cache
     if _old_cache and self.tree_cache.evictable_size() + self.tree_cache.protected_size() == 0:
@@ -166,7 +166,7 @@ def _guard(original: Callable[..., None], self: Any, recv_req: Any) -> None:
     else:
         line = _sampling_refusal(recv_req.sampling_params)
     if line is None:
-        original(self, recv_req)
+        original(self, recv_req, **kwargs)
         return
     from sglang.srt.managers.schedule_batch import Req
 
