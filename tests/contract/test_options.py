@@ -6,10 +6,13 @@ contract sets, or is at its default or at a value that has been proven.
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from contract_schema.schema import options
 from contract_schema.schema.errors import OptionRefused, VersionRefused
 from contract_schema.schema.layout import TrainLayout
 from contract_schema.schema.options import (
@@ -311,3 +314,43 @@ def test_live_objects_compare_by_name() -> None:
     assert plain(torch.bfloat16) == "bfloat16"
     assert plain(torch.nn.functional.silu) == "silu"
     assert plain((1, (2, 3))) == [1, [2, 3]]
+
+
+def test_a_version_is_another_one_and_what_differs() -> None:
+    old, new = option_table(SERVER, "0.5.17"), option_table(SERVER, "0.5.23")
+    assert old.class_of("torchao_config") is not None and new.class_of("torchao_config") is None
+    assert old.class_of("enable_watermark") is None
+    with pytest.raises(OptionRefused, match=r"enable_watermark=True: refused, because a watermark draws tokens"):
+        check_given(SERVER, "0.5.23", {"enable_watermark": True}, {})
+    with pytest.raises(OptionRefused, match=r"version 0\.5\.17 has no such field"):
+        check_given(SERVER, "0.5.17", {"enable_watermark": True}, {})
+    assert (old.defaults["enable_tf32_matmul"], new.defaults["enable_tf32_matmul"]) == (False, None)
+    assert option_table(SAMPLING, "0.5.23").bounds == option_table(SAMPLING, "0.5.17").bounds != ()
+
+
+@pytest.mark.parametrize(
+    ("difference", "message"),
+    [
+        ({"base": "2"}, "base 2: a version differs from another one"),
+        ({"base": "3"}, "the options of version 3"),
+        ({"base": "1", "removed": ["b"]}, "field b: removed, but version 1 does not have it"),
+        ({"base": "1", "extra": 1}, "extra: Extra inputs are not permitted"),
+        ({"base": "4"}, "recursion"),
+    ],
+)
+def test_a_difference_that_does_not_fit_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, difference: dict[str, Any], message: str
+) -> None:
+    empty: dict[str, Any] = {"neutral": [], "set_by_contract": [], "refused": []}
+    whole = empty | {"neutral": [{"reason": "r", "fields": ["a"]}], "defaults": {"a": 1}}
+    files = {"1": whole, "2": difference, "4": {"base": "2"}}
+    for version, content in files.items():
+        text = json.dumps({"surface": SERVER, "version": version} | content)
+        (tmp_path / f"{SERVER}-{version}.json").write_text(text)
+    monkeypatch.setattr(options, "_DATA_DIR", tmp_path)
+    options._read_table.cache_clear()
+    try:
+        with pytest.raises(VersionRefused, match=message):
+            option_table(SERVER, "2")
+    finally:
+        options._read_table.cache_clear()

@@ -1,4 +1,4 @@
-"""What stock megatron-core 0.19.2 needs to score in one process without a GPU. No numerics: devices only.
+"""What stock megatron-core needs to score in one process without a GPU. No numerics: devices only.
 
 | object | value | why |
 |---|---|---|
