@@ -71,10 +71,13 @@ def server_args_class(construct: Callable[[Callable[..., Any], tuple[Any, ...], 
         def __instancecheck__(cls, instance: Any) -> bool:
             return isinstance(instance, STOCK_SERVER_ARGS)
 
+    # Its own copies of what is hooked: the hook registry keeps a class method one only where the class itself holds it.
+    methods = {name: STOCK_SERVER_ARGS.__dict__[name] for name in ("add_cli_args", "from_cli_args")}
     return Meta(
         "ServerArgs",
         (STOCK_SERVER_ARGS,),
-        {"__module__": STOCK_SERVER_ARGS.__module__, "__qualname__": STOCK_SERVER_ARGS.__qualname__, "__doc__": STOCK_SERVER_ARGS.__doc__},
+        methods
+        | {"__module__": STOCK_SERVER_ARGS.__module__, "__qualname__": STOCK_SERVER_ARGS.__qualname__, "__doc__": STOCK_SERVER_ARGS.__doc__},
     )
 
 

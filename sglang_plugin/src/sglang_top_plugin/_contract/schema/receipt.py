@@ -159,6 +159,9 @@ def _process(
     for package in ENGINE_PACKAGES[engine]:
         if receipt.versions and package not in receipt.versions:
             yield f"{name}: no version of {package}"
+    for package, version in receipt.unproven.items():
+        if receipt.versions.get(package) != version:
+            yield f"{name}: unproven {package} {version} is not the version that it shows"
     if receipt.weights is not None:
         real = weights_digest(receipt.weights)
         if real != receipt.weights_digest:
