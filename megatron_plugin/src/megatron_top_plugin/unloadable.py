@@ -1,4 +1,4 @@
-"""Packages that megatron-core imports when they are installed, though they can't be loaded on a machine without a GPU."""
+"""What megatron-core imports when it is installed, though it can't be loaded on a machine without a GPU."""
 
 from __future__ import annotations
 

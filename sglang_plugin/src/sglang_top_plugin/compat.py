@@ -1,13 +1,12 @@
 """What differs between the sglang versions of the supported range, each difference once and told by what the engine
 has, not by its number. Everything else of the plugin is the same for all of them.
 
-| difference | up to | from |
-|---|---|---|
-| server arguments | 0.5.19: a dataclass, resolved as it is made | 0.5.20: a `msgspec.Struct` of what was given, resolved beside it before the engine starts |
-| rank of a scheduler process | 0.5.20: an argument of `configure_scheduler_process` | 0.5.21: in the published context |
-| tensors of an update | 0.5.20: `_deserialize_own_rank` | 0.5.21: `deserialize_own_rank` |
-| distributed update | 0.5.20: received and loaded in one call | 0.5.21: received once, then loaded |
-| session around updates | 0.5.20: none | 0.5.21: `begin_weight_update` .. `end_weight_update` |
+- Server arguments are a dataclass, resolved as it is made; from 0.5.20 on a `msgspec.Struct` of what was given,
+  resolved beside it before the engine starts.
+- The rank of a scheduler process is an argument of `configure_scheduler_process`; from 0.5.21 on it stands in the
+  published context.
+- From 0.5.21 on, updates from tensors and distributed ones stand between `begin_weight_update` and `end_weight_update`;
+  a distributed one is received and then loaded, in two calls; `_deserialize_own_rank` has lost its underscore.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ def field_names(server_args_class: Any) -> tuple[str, ...]:
 
 
 def resolved(server_args: Any, field: str) -> Any:
-    """The value that the engine runs with, which an engine's own handlers may have put in the place of what was given."""
+    """The value that the engine runs with: its own handlers may put another one in the place of what was given."""
     if not ARE_RESOLVED_LATER:
         return getattr(server_args, field, None)
     from sglang.srt.arg_groups.overrides import resolution_result
@@ -46,9 +45,7 @@ def resolved(server_args: Any, field: str) -> Any:
 def declared(server_args: Any) -> dict[str, str]:
     """Field -> who has declared another value for it than was given; empty before arguments are resolved."""
     return {
-        field: source
-        for source, fields in getattr(server_args, "_resolved_overrides", None) or ()
-        for field in fields
+        field: source for source, fields in getattr(server_args, "_resolved_overrides", None) or () for field in fields
     }
 
 
@@ -58,7 +55,7 @@ def is_copy(keywords: dict[str, Any]) -> bool:
 
 
 def server_args_class(construct: Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]) -> type:
-    """A class to stand under the name of `ServerArgs`, whose construction goes through ``construct(make, args, kwargs)``.
+    """A class to stand under the name of `ServerArgs`, constructed through ``construct(make, args, kwargs)``.
 
     A Struct's constructor calls no ``__init__`` that could be hooked, and takes no argument that is no field. It is
     pickled under the engine's name, so that a process without the plugin makes the engine's own class of it.
@@ -77,19 +74,23 @@ def server_args_class(construct: Callable[[Callable[..., Any], tuple[Any, ...], 
         "ServerArgs",
         (STOCK_SERVER_ARGS,),
         methods
-        | {"__module__": STOCK_SERVER_ARGS.__module__, "__qualname__": STOCK_SERVER_ARGS.__qualname__, "__doc__": STOCK_SERVER_ARGS.__doc__},
+        | {
+            "__module__": STOCK_SERVER_ARGS.__module__,
+            "__qualname__": STOCK_SERVER_ARGS.__qualname__,
+            "__doc__": STOCK_SERVER_ARGS.__doc__,
+        },
     )
 
 
 def hand_to_engines(made: type) -> None:
-    """Has engine classes that were imported before make their arguments with ``made``: they hold the class as a member."""
+    """Has an engine class that was imported before make its arguments with ``made``: it holds the class as a member."""
     engine = sys.modules.get("sglang.srt.entrypoints.engine")
     if engine is not None and engine.Engine.server_args_class is STOCK_SERVER_ARGS:
         engine.Engine.server_args_class = made
 
 
 def scheduler_rank(given: tuple[Any, ...], keywords: dict[str, Any]) -> int:
-    """The tensor-parallel rank of this scheduler process, from what stands behind ``gpu_id`` in its set-up's arguments."""
+    """The tensor-parallel rank of this scheduler process; ``given`` stands behind ``gpu_id`` in its set-up's arguments."""
     if "tp_rank" in keywords:
         return int(keywords["tp_rank"])
     if HAS_UPDATE_SESSION:

@@ -1,7 +1,7 @@
 """The one way in: ``--true-on-policy-contract NAME`` and the keyword ``true_on_policy_contract``.
 
-The construction of ``ServerArgs`` is where every road meets: ``sglang.Engine(...)``, the command line, and a host that
-builds ``ServerArgs(**arguments)`` itself. The name then travels in the object's ``__dict__`` to the scheduler processes.
+The construction of ``ServerArgs`` is where every road meets: ``sglang.Engine(...)``, the command line, and a host
+that builds ``ServerArgs(**arguments)`` itself. The name then travels in its ``__dict__`` to the scheduler processes.
 """
 
 from __future__ import annotations

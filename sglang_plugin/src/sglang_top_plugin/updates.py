@@ -23,11 +23,11 @@ from sglang.srt.model_loader.weight_utils import filter_duplicate_safetensors_fi
 from sglang.srt.plugins.hook_registry import HookType
 from sglang.srt.weight_sync.tensor_bucket import FlattenedTensorBucket, FlattenedTensorMetadata
 
+from . import compat
 from ._contract.schema.errors import Refusal
 from ._contract.schema.profile import read_shape
 from ._contract.schema.receipt import INCOMPLETE_WEIGHTS
 from ._contract.schema.weights import hf_weight_names, weight_parts
-from . import compat
 from .active import active
 from .hooks import Hook
 

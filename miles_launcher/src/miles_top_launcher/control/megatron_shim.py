@@ -4,7 +4,7 @@
 |---|---|---|
 | `torch.cuda.current_device` | the CPU device | the rotary table and the attention masks are created there |
 | `device="cuda"` of tensor factories | `"cpu"` | the causal mask names the device |
-| `flash_mla` in `sys.modules` | None: not there | megatron-core imports it when it is installed, and it can't be loaded |
+| `flash_mla` in `sys.modules` | None | megatron-core imports it when installed, and it can't be loaded |
 """
 
 from __future__ import annotations

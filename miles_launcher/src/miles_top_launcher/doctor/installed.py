@@ -11,8 +11,8 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
 from .._contract.schema.contract import TrueOnPolicyContract
-from .._contract.schema.policy import KernelSetName
 from .._contract.schema.errors import VersionRefused
+from .._contract.schema.policy import KernelSetName
 from .._contract.schema.versions import ALLOW, ENGINE_PACKAGES, KERNEL_PACKAGES, is_allowed, is_within
 from ..preflight import PLUGINS
 from .finding import Finding, attempt

@@ -132,7 +132,7 @@ class ContractDecoderLayer(nn.Module):
 
 
 class ContractQwen3Model(Qwen3Model):
-    """The stock model over contract layers, with a forward of its own: later versions hand the residual on elsewhere."""
+    """The stock model over contract layers, with a forward of its own: later versions keep the residual elsewhere."""
 
     def __init__(self, config: Any, prefix: str) -> None:
         nn.Module.__init__(self)
