@@ -11,7 +11,7 @@ TESTS ?= tests/contract tests/kernels tests/launcher tests/megatron tests/sglang
 PYTEST_ARGS ?=
 export PYTHON
 
-.PHONY: help setup setup-miles verify verify-full test test-miles fuzz soak lint types vendor vendor-check lock
+.PHONY: help setup setup-miles verify verify-full test test-miles fuzz soak compat lint types vendor vendor-check lock compat-lock
 
 help:
 	@echo "make verify       sample on SGLang, score on Megatron in 18 layouts, compare every bit, show the control"
@@ -20,6 +20,7 @@ help:
 	@echo "make test-miles   only the tests on Miles' own code, in an environment of its own (120 MB to fetch)"
 	@echo "make fuzz         10,000 spoiled files and command lines: never a traceback, never a hang"
 	@echo "make soak         200 rounds of sampling, scoring, training and updating: nothing differs, nothing grows"
+	@echo "make compat       the parity tests at both ends of the supported version ranges (two environments, 9 GB each)"
 	@echo "make setup        only make .venv (about 9 GB, 2 minutes on a fast line; skipped when done)"
 	@echo "make vendor       write the vendored copies of contract_schema into the three packages"
 	@echo "make lock         resolve requirements/*.in again"
@@ -66,6 +67,15 @@ fuzz: setup
 soak: setup
 	@mkdir -p build
 	$(BIN)/miles-top soak --rounds 200 --json build/soak.json
+
+compat: setup
+	requirements/compat.sh new
+	requirements/compat.sh old
+
+compat-lock: setup
+	for end in new old; do $(BIN)/uv pip compile --python-version 3.12 --python-platform x86_64-manylinux_2_34 \
+	  --generate-hashes --no-annotate --custom-compile-command "make compat-lock" \
+	  -o requirements/compat-$$end.lock requirements/compat-$$end.in requirements/dev.in; done
 
 lock: setup
 	$(BIN)/uv pip compile --python-version 3.12 --python-platform x86_64-manylinux_2_34 --generate-hashes --no-annotate \

@@ -1,9 +1,10 @@
 """Engine options by class: neutral, set by the contract, or refused.
 
-Classes are data, one file a surface and engine version, in `option_data/`. A field
-that no file classes must be at its default. Imports no engine: an engine's process
-hands over the live values and the dataclass defaults, the launcher checks what a
-person gives against the defaults that stand in the data.
+Classes are data, one file a surface and engine version, in `option_data/`: a whole
+table, or what differs from another version's. A field that no file classes must be
+at its default. Imports no engine: an engine's process hands over the live values and
+the defaults of its class, the launcher checks what a person gives against the
+defaults that stand in the data.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import enum
+import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -22,6 +24,7 @@ from pydantic import Field, JsonValue, ValidationError
 from .contract import Scalar, same
 from .errors import OptionRefused, VersionRefused, one_line
 from .policy import Frozen
+from .versions import is_allowed, release
 
 Surface = Literal[
     "sglang.server_args", "sglang.sampling_params", "sglang.generate_request", "megatron.transformer_config"
@@ -93,16 +96,80 @@ class OptionTable(Frozen):
         )
 
 
-@cache
+class OptionDifference(Frozen):
+    """A version's options as what differs from those of the version `base`."""
+
+    surface: Surface
+    version: str
+    base: str
+    removed: tuple[str, ...] = ()
+    neutral: tuple[OptionGroup, ...] = ()
+    """Classes of added fields; a field that is classed here and in the base changes its class."""
+    set_by_contract: tuple[OptionGroup, ...] = ()
+    refused: tuple[OptionGroup, ...] = ()
+    defaults: dict[str, JsonValue] = Field(default_factory=dict)
+    """Of added fields, and those that have changed."""
+
+    def table(self, base: OptionTable) -> OptionTable:
+        """Return the whole table. Raises ValueError for a removed field that the base does not have."""
+        absent = sorted(set(self.removed) - set(base.defaults))
+        if absent:
+            raise ValueError(f"field {absent[0]}: removed, but version {base.version} does not have it")
+        here = {
+            field
+            for groups in (self.neutral, self.set_by_contract, self.refused)
+            for group in groups
+            for field in group.fields
+        }
+        gone = here | set(self.removed)
+        kinds: dict[OptionClass, list[OptionGroup]] = {
+            "neutral": [*_without(base.neutral, gone), *self.neutral],
+            "set_by_contract": [*_without(base.set_by_contract, gone), *self.set_by_contract],
+            "refused": [*_without(base.refused, gone), *self.refused],
+        }
+        whole: dict[str, Any] = {
+            "surface": self.surface,
+            "version": self.version,
+            **{kind: [group.model_dump(mode="json") for group in groups] for kind, groups in kinds.items()},
+            "bounds": [bound.model_dump(mode="json") for bound in base.bounds],
+            "defaults": {field: value for field, value in base.defaults.items() if field not in self.removed}
+            | self.defaults,
+        }
+        return OptionTable.model_validate_json(json.dumps(whole))
+
+
+def _without(groups: tuple[OptionGroup, ...], gone: set[str]) -> Iterator[OptionGroup]:
+    for group in groups:
+        fields = tuple(field for field in group.fields if field not in gone)
+        if fields:
+            yield group.model_copy(update={"fields": fields})
+
+
+def classed_versions(surface: Surface) -> tuple[str, ...]:
+    """Return the versions whose options are classed, oldest first."""
+    found = [item.stem.removeprefix(f"{surface}-") for item in _DATA_DIR.glob(f"{surface}-*.json")]
+    return tuple(sorted(found, key=release))
+
+
 def option_table(surface: Surface, version: str) -> OptionTable:
     """Return the classes of one surface at one engine version.
 
-    Raises `VersionRefused` if that version has not been classed.
+    A version that a person has allowed by name (`versions.py`) without its options being classed gets those of the
+    newest classed version: what that does not know must be at its default. Raises `VersionRefused` for any other
+    version that has not been classed.
     """
+    known = classed_versions(surface)
+    if version not in known and known and is_allowed(_PACKAGES.get(surface, surface), version):
+        return _read_table(surface, known[-1])
+    return _read_table(surface, version)
+
+
+@cache
+def _read_table(surface: Surface, version: str) -> OptionTable:
     path = _DATA_DIR / f"{surface}-{version}.json"
     # looked up among the names: a damaged version may be no name of a file at all
     if path not in [item for item in _DATA_DIR.glob("*.json") if item.is_file()]:
-        known = sorted(item.stem.removeprefix(f"{surface}-") for item in _DATA_DIR.glob(f"{surface}-*.json"))
+        known = classed_versions(surface)
         package = _PACKAGES.get(surface, surface)
         raise VersionRefused(
             f"package {package}: the options of version {version} ({surface}) are not classed; "
@@ -110,9 +177,17 @@ def option_table(surface: Surface, version: str) -> OptionTable:
             f"in {path.name}"
         )
     try:
-        return OptionTable.model_validate_json(path.read_bytes())
+        data = json.loads(path.read_bytes())
+        if not isinstance(data, dict) or "base" not in data:
+            return OptionTable.model_validate_json(path.read_bytes())
+        difference = OptionDifference.model_validate_json(path.read_bytes())
+        if difference.base == version:
+            raise ValueError(f"base {version}: a version differs from another one")
+        return difference.table(option_table(surface, difference.base))
     except ValidationError as error:
         raise VersionRefused(f"option file {path.name}: {one_line(error)}; repair it") from error
+    except (ValueError, RecursionError) as error:
+        raise VersionRefused(f"option file {path.name}: {error}; repair it") from error
 
 
 def check_options(
@@ -237,10 +312,13 @@ def _check_greedy(values: Mapping[str, Any]) -> None:
 
 
 def dataclass_defaults(kind: Any) -> dict[str, Any]:
-    """Return field -> default of an engine's dataclass (or of an instance's); a required field's is None.
+    """Return field -> default of an engine's class or instance; a required field's is None.
 
-    Fields that its constructor does not take are left out.
+    The class is a dataclass, or a `msgspec.Struct` (sglang's server arguments from 0.5.20 on, its sampling
+    parameters). Fields that its constructor does not take are left out.
     """
+    if not dataclasses.is_dataclass(kind):
+        return _struct_defaults(kind)
     return {
         field.name: field.default_factory()
         if field.default_factory is not dataclasses.MISSING
@@ -248,6 +326,20 @@ def dataclass_defaults(kind: Any) -> dict[str, Any]:
         for field in dataclasses.fields(kind)
         if field.init
     }
+
+
+def _struct_defaults(kind: Any) -> dict[str, Any]:
+    """A Struct says its fields itself, and this module needs no msgspec: the last `len(defaults)` fields have one."""
+    names: tuple[str, ...] = kind.__struct_fields__
+    found: tuple[Any, ...] = kind.__struct_defaults__
+    required = len(names) - len(found)
+    defaults: dict[str, Any] = dict.fromkeys(names[:required])
+    for name, default in zip(names[required:], found, strict=True):
+        # msgspec keeps an own marker for a field that has none, and an object with `factory` for one that is made anew
+        if type(default).__name__ == "NoDefault":
+            default = None
+        defaults[name] = default.factory() if type(default).__name__ == "Factory" else default
+    return defaults
 
 
 def plain(value: Any) -> Any:

@@ -18,7 +18,7 @@ SCHEMA = ROOT / "contract_schema" / "schema"
 def test_the_page_is_about_the_builtin_contract() -> None:
     assert NAME in PAGE.splitlines()[0]
     assert all(architecture in PAGE for architecture in contract().architectures)
-    assert all(package in PAGE for package in contract().engine_versions)
+    assert all(package in PAGE for packages in contract().engine_versions.values() for package in packages)
 
 
 def test_every_layout_rule_is_on_the_page() -> None:

@@ -6,12 +6,13 @@ contract sets, or is at its default or at a value that has been proven.
 
 from __future__ import annotations
 
-import dataclasses
+import json
+from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
+from contract_schema.schema import options
 from contract_schema.schema.errors import OptionRefused, VersionRefused
 from contract_schema.schema.layout import TrainLayout
 from contract_schema.schema.options import (
@@ -19,6 +20,8 @@ from contract_schema.schema.options import (
     Surface,
     check_given,
     check_options,
+    classed_versions,
+    dataclass_defaults,
     option_table,
     plain,
     refused_fields,
@@ -58,21 +61,12 @@ def sampling(**values: Any) -> None:
     check_options(SAMPLING, "0.5.17", values, SAMPLING_DEFAULTS, {})
 
 
-def dataclass_defaults(kind: Any) -> dict[str, Any]:
-    return {
-        field.name: field.default_factory()
-        if field.default_factory is not dataclasses.MISSING
-        else (None if field.default is dataclasses.MISSING else field.default)
-        for field in dataclasses.fields(kind)
-    }
-
-
 @pytest.mark.parametrize("surface", SURFACES)
 def test_every_version_that_the_contract_is_proven_on_is_classed(surface: Surface) -> None:
     """A version that is added to the contract fails here until its fields are classed, their defaults with them."""
-    versions = contract().engine_versions[SURFACES[surface]]
-    assert versions
-    for version in versions:
+    proven = {version for packages in contract().engine_versions.values() for version in packages[SURFACES[surface]]}
+    assert proven <= set(classed_versions(surface))
+    for version in classed_versions(surface):
         table = option_table(surface, version)
         classed = table.fields()
         assert len(classed) == len(set(classed)), "a field is classed twice"
@@ -82,7 +76,6 @@ def test_every_version_that_the_contract_is_proven_on_is_classed(surface: Surfac
 
 def assert_classed(surface: Surface, version: str, defaults: dict[str, Any]) -> None:
     """The installed class has the classed fields, no other, each with the default in the data."""
-    assert version in contract().engine_versions[SURFACES[surface]]
     table = option_table(surface, version)
     assert set(defaults) - set(table.fields()) == set(), "fields that nobody has classed"
     assert set(table.fields()) - set(defaults) == set(), "classed fields that the engine does not have"
@@ -106,7 +99,7 @@ def test_every_sampling_parameter_of_the_installed_sglang_is_classed() -> None:
     from sglang.srt.sampling.sampling_params import SamplingParams
 
     version = installed_versions("sglang", "cpu")["sglang"]
-    assert_classed(SAMPLING, version, {field.name: field.default for field in msgspec.structs.fields(SamplingParams)})
+    assert_classed(SAMPLING, version, dataclass_defaults(SamplingParams))
     plain_request = SamplingParams(max_new_tokens=8, temperature=0.7, sampling_seed=3, ignore_eos=True)
     fields = SamplingParams.__struct_fields__
     defaults = {field: getattr(SamplingParams(), field) for field in fields}
@@ -150,7 +143,8 @@ def test_a_live_megatron_config_of_the_contract_passes_and_a_changed_one_does_no
     live = TransformerConfig(**(wanted | objects))
     defaults = dataclass_defaults(TransformerConfig)
     values = {field: getattr(live, field) for field in defaults}
-    check_options(CONFIG, "0.19.2", values, defaults, wanted)
+    version = installed_versions("megatron", "cpu")["megatron-core"]
+    check_options(CONFIG, version, values, defaults, wanted)
     for field, value in (
         ("pipeline_dtype", torch.bfloat16),
         ("hidden_dropout", 0.1),
@@ -161,7 +155,7 @@ def test_a_live_megatron_config_of_the_contract_passes_and_a_changed_one_does_no
         ("add_qkv_bias", True),
     ):
         with pytest.raises(OptionRefused, match=f"{CONFIG} {field}="):
-            check_options(CONFIG, "0.19.2", values | {field: value}, defaults, wanted)
+            check_options(CONFIG, version, values | {field: value}, defaults, wanted)
 
 
 @pytest.mark.parametrize(
@@ -283,7 +277,8 @@ def test_true_is_not_one() -> None:
 def test_a_version_that_is_not_classed_is_refused(surface: Surface) -> None:
     with pytest.raises(VersionRefused) as error:
         check_options(surface, "9.9.9", {}, {}, {})
-    package, known = ("megatron-core", "0.19.2") if surface == CONFIG else ("sglang", "0.5.17")
+    package = SURFACES[surface]
+    known = ", ".join(classed_versions(surface))
     assert f"package {package}: the options of version 9.9.9 ({surface}) are not classed; classed: {known}" in str(
         error.value
     )
@@ -292,7 +287,7 @@ def test_a_version_that_is_not_classed_is_refused(surface: Surface) -> None:
 @pytest.mark.parametrize("surface", SURFACES)
 def test_what_a_person_gives_is_checked_by_the_defaults_in_the_data(surface: Surface) -> None:
     """Every refused field, with no engine imported; its default passes, a field that the engine has not does not."""
-    for version in contract().engine_versions[SURFACES[surface]]:
+    for version in classed_versions(surface):
         table = option_table(surface, version)
         for field in refused_fields(surface, version):
             check_given(surface, version, {field: table.defaults[field]}, {})
@@ -319,3 +314,43 @@ def test_live_objects_compare_by_name() -> None:
     assert plain(torch.bfloat16) == "bfloat16"
     assert plain(torch.nn.functional.silu) == "silu"
     assert plain((1, (2, 3))) == [1, [2, 3]]
+
+
+def test_a_version_is_another_one_and_what_differs() -> None:
+    old, new = option_table(SERVER, "0.5.17"), option_table(SERVER, "0.5.23")
+    assert old.class_of("torchao_config") is not None and new.class_of("torchao_config") is None
+    assert old.class_of("enable_watermark") is None
+    with pytest.raises(OptionRefused, match=r"enable_watermark=True: refused, because a watermark draws tokens"):
+        check_given(SERVER, "0.5.23", {"enable_watermark": True}, {})
+    with pytest.raises(OptionRefused, match=r"version 0\.5\.17 has no such field"):
+        check_given(SERVER, "0.5.17", {"enable_watermark": True}, {})
+    assert (old.defaults["enable_tf32_matmul"], new.defaults["enable_tf32_matmul"]) == (False, None)
+    assert option_table(SAMPLING, "0.5.23").bounds == option_table(SAMPLING, "0.5.17").bounds != ()
+
+
+@pytest.mark.parametrize(
+    ("difference", "message"),
+    [
+        ({"base": "2"}, "base 2: a version differs from another one"),
+        ({"base": "3"}, "the options of version 3"),
+        ({"base": "1", "removed": ["b"]}, "field b: removed, but version 1 does not have it"),
+        ({"base": "1", "extra": 1}, "extra: Extra inputs are not permitted"),
+        ({"base": "4"}, "recursion"),
+    ],
+)
+def test_a_difference_that_does_not_fit_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, difference: dict[str, Any], message: str
+) -> None:
+    empty: dict[str, Any] = {"neutral": [], "set_by_contract": [], "refused": []}
+    whole = empty | {"neutral": [{"reason": "r", "fields": ["a"]}], "defaults": {"a": 1}}
+    files = {"1": whole, "2": difference, "4": {"base": "2"}}
+    for version, content in files.items():
+        text = json.dumps({"surface": SERVER, "version": version} | content)
+        (tmp_path / f"{SERVER}-{version}.json").write_text(text)
+    monkeypatch.setattr(options, "_DATA_DIR", tmp_path)
+    options._read_table.cache_clear()
+    try:
+        with pytest.raises(VersionRefused, match=message):
+            option_table(SERVER, "2")
+    finally:
+        options._read_table.cache_clear()

@@ -213,3 +213,11 @@ def test_a_receipt_survives_json() -> None:
     mine = receipt("sglang", 0, LAYOUT)
     assert Receipt.model_validate_json(mine.model_dump_json()) == mine
     assert Receipt.model_validate(mine.model_dump(mode="json")) == mine
+
+
+def test_an_unproven_version_is_the_one_that_is_shown() -> None:
+    versions = receipts(LAYOUT)[0][0].versions
+    assert compare(with_change(0, 0, unproven={"sglang": versions["sglang"]})) == ()
+    assert compare(with_change(0, 0, unproven={"sglang": "0.5.24"})) == (
+        "rollout rank 0: unproven sglang 0.5.24 is not the version that it shows",
+    )

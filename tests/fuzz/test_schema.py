@@ -134,11 +134,11 @@ TABLE = json.loads((Path(options.__file__).parent / "option_data" / "sglang.samp
 def test_an_option_file_is_taken_or_refused(what: str | bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(options, "_DATA_DIR", tmp_path)
     put(tmp_path / "sglang.sampling_params-1.json", what)
-    option_table.cache_clear()
+    options._read_table.cache_clear()
     try:
         refused_or(lambda: check_options("sglang.sampling_params", "1", {"temperature": 10**400}, {}, {}))
     finally:
-        option_table.cache_clear()
+        options._read_table.cache_clear()
 
 
 @fuzzed(120)

@@ -74,7 +74,7 @@ def receipt(engine: str = "sglang", weights: dict[str, str] | None = None) -> Re
         contract_digest=contract_digest(CONTRACT),
         kernel_set="cpu",
         dtype="bfloat16",
-        versions={"torch": "2.11.0", package: CONTRACT.engine_versions[package][0]},
+        versions={"torch": "2.11.0", package: CONTRACT.engine_versions["cpu"][package][-1]},
         device="cpu",
         rank=0,
         world_size=1,

@@ -71,14 +71,16 @@ def test_this_checkout_has_no_red_line() -> None:
     findings = look()
     assert red(findings) == set()
     assert findings["GPU"].ok is None
-    assert findings["sglang"].found == "0.5.17 (proven: 0.5.17)"
+    assert findings["sglang"].found == "0.5.17 (proven: 0.5.17 to 0.5.23)"
 
 
 def test_another_version_of_an_engine_is_red(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    put_metadata_first(tmp_path, monkeypatch, "sglang", "0.5.18")
+    put_metadata_first(tmp_path, monkeypatch, "sglang", "0.5.24")
     findings = look()
     assert red(findings) == {"sglang"}
-    assert findings["sglang"].line() == "RED  sglang: 0.5.18; needed: proven: 0.5.17; mend: pip install sglang==0.5.17"
+    assert findings["sglang"].line() == (
+        "RED  sglang: 0.5.24; needed: proven: 0.5.17 to 0.5.23; mend: pip install sglang==0.5.23"
+    )
 
 
 def test_a_version_outside_the_plugins_own_range_is_red(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,7 +110,7 @@ def test_packages_that_are_not_there_are_red(monkeypatch: pytest.MonkeyPatch) ->
     carried = {f"vendored contract of {name}" for name in ("sglang-top-plugin", "megatron-top-plugin")}
     together = {"versions of the three packages", "schema digests", "kernels digests", "SGLang plugin entry point"}
     assert missing | carried | together <= red(findings)
-    assert findings["sglang"].mend == "pip install sglang==0.5.17"
+    assert findings["sglang"].mend == "pip install sglang==0.5.23"
     assert findings["vendored contract of miles-top-launcher"].ok
 
 

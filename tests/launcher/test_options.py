@@ -18,6 +18,7 @@ from miles_top_launcher._contract.schema.errors import OptionRefused, Refusal
 from miles_top_launcher._contract.schema.layout import TrainLayout
 from miles_top_launcher._contract.schema.options import Surface, option_table, refused_fields
 from miles_top_launcher._contract.schema.profile import ModelShape
+from miles_top_launcher._contract.schema.versions import installed_versions
 from miles_top_launcher.options import TAKEN, EngineOptions, check, parse
 from miles_top_launcher.plan import make_plan
 from miles_top_launcher.problems import BadInput
@@ -41,7 +42,7 @@ def hold(flag: str, *given: str) -> None:
 @pytest.mark.parametrize("flag", SURFACES)
 def test_every_refused_field_is_refused(flag: str) -> None:
     surface, package, _ = SURFACES[flag]
-    (version,) = CONTRACT.engine_versions[package]
+    version = installed_versions("megatron" if flag == "--megatron" else "sglang", "cpu")[package]
     table = option_table(surface, version)
     refused = []
     for field in refused_fields(surface, version):
@@ -57,7 +58,7 @@ def test_every_refused_field_is_refused(flag: str) -> None:
 
 @pytest.mark.parametrize("flag", SURFACES)
 def test_what_the_run_sets_itself_is_refused_with_what_to_do(flag: str) -> None:
-    (version,) = CONTRACT.engine_versions[SURFACES[flag][1]]
+    version = installed_versions("megatron" if flag == "--megatron" else "sglang", "cpu")[SURFACES[flag][1]]
     known = set(option_table(SURFACES[flag][0], version).defaults)
     assert set(TAKEN[flag]) - known <= {"true_on_policy_contract"}
     for field, what in TAKEN[flag].items():

@@ -59,6 +59,6 @@ def test_a_missing_plugin_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_unproven_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preflight, "installed_versions", lambda engine, kernel_set: {"sglang": "0.5.23"})
-    with pytest.raises(VersionRefused, match=r"sglang: version 0\.5\.23 is not proven"):
+    monkeypatch.setattr(preflight, "installed_versions", lambda engine, kernel_set: {"sglang": "0.5.24"})
+    with pytest.raises(VersionRefused, match=r"sglang: version 0\.5\.24 is outside what"):
         check_installed(CONTRACT, "cpu")

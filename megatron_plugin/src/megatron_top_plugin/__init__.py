@@ -4,3 +4,7 @@ Where things are: ``spec.SGLangSpecProvider`` and ``spec.get_block_spec`` (layer
 ``weights.load`` and ``weights.save`` (Hugging Face folders), ``logprobs.packed_logprobs``, ``trainer.Trainer``,
 ``hosts`` (entry points of training frameworks). Importing this package imports neither torch nor megatron.
 """
+
+from . import unloadable
+
+unloadable.hide()

@@ -61,7 +61,7 @@ def _numerics(args: Any) -> tuple[Numerics, TrainLayout]:
     device = "cpu" if getattr(args, "use_cpu_initialization", False) else "cuda"
     kernel_set = contract.kernel_set_for(device)
     check_available(kernel_set, device)
-    check_versions(contract, installed_versions("megatron", kernel_set))
+    check_versions(contract, kernel_set, installed_versions("megatron", kernel_set))
     shape = read_shape(model_dir, contract)
     # Miles and slime cut sequences in zigzag; a host that does not says so.
     cp_layout: CpLayout = getattr(args, "cp_layout", "zigzag")

@@ -16,7 +16,7 @@ from ._contract.schema.layout import TrainLayout
 from ._contract.schema.policy import DTypeName
 from ._contract.schema.receipt import HookReceipt, Receipt
 from ._contract.schema.render import dtype_name
-from ._contract.schema.versions import installed_versions
+from ._contract.schema.versions import check_versions, installed_versions
 from ._contract.schema.weights import weights_digest
 from .layers.attention import SGLangCoreAttention
 from .numerics import Numerics
@@ -99,6 +99,7 @@ def gather_receipts(
         raise ReceiptMismatch(f"parameters are of {sorted(map(str, dtypes))}, the trainer was built for {dtype}")
     if numerics.kernels.name != kernel_set:
         raise ReceiptMismatch(f"kernel set {kernel_set!r} was asked for, {numerics.kernels.name!r} is loaded")
+    versions = installed_versions("megatron", kernel_set)
     mine = Receipt(
         engine="megatron",
         contract=numerics.contract.name,
@@ -107,7 +108,8 @@ def gather_receipts(
         contract_digest=contract_digest(numerics.contract),
         kernel_set=kernel_set,
         dtype=cast(DTypeName, dtype_name(numerics.contract, kernel_set, dtype)),
-        versions=installed_versions("megatron", numerics.kernel_set),
+        versions=versions,
+        unproven=check_versions(numerics.contract, kernel_set, versions),
         device=numerics.device,
         rank=dist.get_rank(),
         world_size=dist.get_world_size(),

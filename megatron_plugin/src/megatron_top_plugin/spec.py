@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 from megatron.core.models.backends import BackendSpecProvider
@@ -13,6 +12,7 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
 from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
 
+from . import compat
 from ._contract.schema.errors import UnsupportedModel
 from .config import check_config
 from .layers.attention import SGLangCoreAttention, SGLangSelfAttention
@@ -67,9 +67,8 @@ def get_layer_spec(provider: SGLangSpecProvider | None = None, qk_norm: bool = T
             k_layernorm=head_norm,
         ),
     )
-    mlp = partial(
-        SGLangMLP.as_mlp_submodule,
-        submodules=MLPSubmodules(linear_fc1=norm_linear, linear_fc2=backend.row_parallel_linear()),
+    mlp = compat.mlp_submodule(
+        SGLangMLP, MLPSubmodules(linear_fc1=norm_linear, linear_fc2=backend.row_parallel_linear())
     )
     return ModuleSpec(
         module=TransformerLayer,

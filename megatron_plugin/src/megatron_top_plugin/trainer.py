@@ -70,7 +70,7 @@ class Trainer:
         check_vendored()
         kernel_set = contract.kernel_set_for(device)
         check_available(kernel_set, device)
-        check_versions(contract, installed_versions("megatron", kernel_set))
+        check_versions(contract, kernel_set, installed_versions("megatron", kernel_set))
         shape = read_shape(model_dir, contract)
         check_layout(Layout(train=layout), shape, contract)
         if dist.get_world_size() != layout.world_size:

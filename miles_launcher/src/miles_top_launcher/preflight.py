@@ -20,7 +20,8 @@ def check_installed(contract: TrueOnPolicyContract, device: str) -> None:
     Reads files and metadata only and imports neither plugin. Raises BadInput, VersionRefused or DigestMismatch.
     """
     kernel_set = contract.kernel_set_for(device)
-    check_versions(contract, installed_versions("sglang", kernel_set) | installed_versions("megatron", kernel_set))
+    versions = installed_versions("sglang", kernel_set) | installed_versions("megatron", kernel_set)
+    check_versions(contract, kernel_set, versions)
     check_vendored()
     own = schema_digest(contract)
     kernels: dict[str, str] = {}

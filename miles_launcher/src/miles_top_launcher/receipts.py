@@ -70,4 +70,4 @@ def check_handshake(
         more = f" (and {len(found) - 1} more differences)" if len(found) > 1 else ""
         raise ReceiptMismatch(f"the engines' receipts differ: {found[0]}{more}")
     for one in receipts:
-        check_versions(contract, one.versions)
+        check_versions(contract, one.kernel_set, one.versions)

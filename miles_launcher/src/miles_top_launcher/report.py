@@ -71,6 +71,12 @@ class Report:
     """By engine: what the live engine holds in each option that a person gave."""
 
     @property
+    def unproven(self) -> dict[str, str]:
+        """Versions outside what the contract is proven on, which a person has allowed by name."""
+        receipts = self.rollout_receipts + self.train_receipts
+        return {name: version for receipt in receipts for name, version in sorted(receipt.unproven.items())}
+
+    @property
     def verdict(self) -> Literal["exact", "differs"]:
         return "differs" if self.reasons else "exact"
 
@@ -175,6 +181,7 @@ def as_json(report: Report) -> dict[str, Any]:
         "kernel_set": report.kernel_set,
         "device": report.device,
         "versions": {name: version for receipt in receipts for name, version in sorted(receipt.versions.items())},
+        **({"unproven": report.unproven} if report.unproven else {}),
         "receipts": {
             "rollout": [receipt.model_dump(mode="json") for receipt in report.rollout_receipts],
             "train": [receipt.model_dump(mode="json") for receipt in report.train_receipts],

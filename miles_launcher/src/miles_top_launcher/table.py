@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ._contract.schema.compare import LogprobComparison
+from ._contract.schema.versions import ALLOW
 from .matrix import train_name
 from .report import Report
 
@@ -49,6 +50,9 @@ def print_report(report: Report, console: Console) -> None:
             style="dim" if control.comparison.mismatch_count else "red",
         )
     console.print(table)
+    if report.unproven:
+        named = ", ".join(f"{name} {version}" for name, version in report.unproven.items())
+        console.print(f"unproven versions, allowed by {ALLOW}: {named}", style="yellow", highlight=False)
     for reason in report.reasons[:MOST_REASONS]:
         console.print(f"differs: {reason}", style="red", markup=False, highlight=False, soft_wrap=True)
     if len(report.reasons) > MOST_REASONS:

@@ -35,7 +35,7 @@ def activate(server_args: Any, tp_rank: int, gpu_id: int) -> None:
     contract = load_contract(name)
     settings.recheck(server_args, contract)
     kernel_set = contract.kernel_set_for(server_args.device)
-    check_versions(contract, installed_versions("sglang", kernel_set))
+    check_versions(contract, kernel_set, installed_versions("sglang", kernel_set))
     shape = settings.model_shape(server_args.model_path, server_args.revision, contract)
     check_layout(Layout(rollout=RolloutLayout(tp=server_args.tp_size)), shape, contract)
     if server_args.device == "cpu":

@@ -1,7 +1,7 @@
 """The one way in: ``--true-on-policy-contract NAME`` and the keyword ``true_on_policy_contract``.
 
-``ServerArgs.__init__`` is where every road meets: ``sglang.Engine(...)``, the command line, and a host that builds
-``ServerArgs(**arguments)`` itself. The name then travels in the object's ``__dict__`` to the scheduler processes.
+The construction of ``ServerArgs`` is where every road meets: ``sglang.Engine(...)``, the command line, and a host
+that builds ``ServerArgs(**arguments)`` itself. The name then travels in its ``__dict__`` to the scheduler processes.
 
 A host that hands on nothing but dataclass fields, as Miles and slime do, would drop the name without a word. Its job
 names the contract in the environment, ``TRUE_ON_POLICY_CONTRACT``: every engine of that job is then under it, or ends.
@@ -10,7 +10,6 @@ names the contract in the environment, ``TRUE_ON_POLICY_CONTRACT``: every engine
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import os
 import sys
 from collections.abc import Callable
@@ -19,7 +18,7 @@ from typing import Any
 
 from sglang.srt.plugins.hook_registry import HookType
 
-from . import hooks
+from . import compat, hooks
 from ._contract.schema.errors import OptionRefused
 from .stopping import loud
 
@@ -64,29 +63,60 @@ def register() -> None:
     """Hands the five hooks that are there with and without a contract to SGLang, which applies them after all plugins
     have handed in theirs: applied here, they would shut out what later plugins hook on the same functions."""
     hooks.register(FLAG_HOOKS)
+    if compat.ARE_RESOLVED_LATER:
+        compat.hand_to_engines(_SERVER_ARGS_CLASS)
 
 
 def _construct(original: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
+    """Around the constructor of a dataclass."""
+
+    def make(*given: Any, **keywords: Any) -> Any:
+        original(self, *given, **keywords)
+        return self
+
+    _make(make, args, kwargs)
+
+
+def _make(make: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Server arguments, by the contract that the keywords or the command line name, or stock ones."""
     name = kwargs.pop(FLAG, None)
+    if not compat.is_copy(kwargs):
+        with loud("server arguments"):
+            name = _named(_from_command_line.get() if name is None else name)
     if name is None:
-        name = _from_command_line.get()
+        _release_environment()
+        return make(*args, **kwargs)
+    from . import settings
+
     with loud("server arguments"):
-        name = _named(name)
-    if name is None:
-        if _settings in sys.modules:
-            # A contract's environment is its own engine's, not the next one's.
-            sys.modules[_settings].release_environment()
-        original(self, *args, **kwargs)
+        fields = compat.field_names(compat.STOCK_SERVER_ARGS)
+        arguments = settings.resolve(name, compat.STOCK_SERVER_ARGS, dict(zip(fields, args, strict=False)) | kwargs)
+        hooks.install(FLAG_HOOKS)
+    with settings.deterministic_backend(arguments["attention_backend"]):
+        made = make(**arguments)
+    settings.mark(made, name)
+    return made
+
+
+def _release_environment() -> None:
+    """A contract's environment is its own engine's, not the next one's."""
+    if _settings in sys.modules:
+        sys.modules[_settings].release_environment()
+
+
+def _resolve(original: Callable[[Any], None], server_args: Any) -> None:
+    """Around the resolution of arguments that hold what was given: held against the contract before and after."""
+    if contract_name(server_args) is None:
+        original(server_args)
         return
     from . import settings
 
     with loud("server arguments"):
-        fields = [field.name for field in dataclasses.fields(type(self)) if field.init]
-        arguments = settings.resolve(name, type(self), dict(zip(fields, args, strict=False)) | kwargs)
-        hooks.install(FLAG_HOOKS)
-    with settings.deterministic_backend(arguments["attention_backend"]):
-        original(self, **arguments)
-    settings.mark(self, name)
+        settings.check_undeclared(server_args)
+    with settings.deterministic_backend(server_args.attention_backend):
+        original(server_args)
+    with loud("server arguments"):
+        settings.check_resolved(server_args)
 
 
 def _add_cli_args(original: Callable[..., None], parser: argparse.ArgumentParser) -> None:
@@ -114,6 +144,7 @@ def _enter_frontend(self: Any) -> None:
     if contract_name(self) is None:
         with loud("server arguments"):
             _without_a_name()
+        _release_environment()
         return
     with loud("server arguments"):
         from . import settings
@@ -124,11 +155,12 @@ def _enter_frontend(self: Any) -> None:
         hooks.refuse_others(allowed=settings.OTHER_PLUGINS)
 
 
-def _enter_scheduler(server_args: Any, gpu_id: int, tp_rank: int, *args: Any, **kwargs: Any) -> None:
+def _enter_scheduler(server_args: Any, gpu_id: int, *args: Any, **kwargs: Any) -> None:
     if contract_name(server_args) is None:
-        with loud(f"scheduler rank {tp_rank}"):
+        with loud("scheduler"):
             _without_a_name()
         return
+    tp_rank = compat.scheduler_rank(args, kwargs)
     with loud(f"scheduler rank {tp_rank}"):
         from .activation import activate
 
@@ -136,15 +168,39 @@ def _enter_scheduler(server_args: Any, gpu_id: int, tp_rank: int, *args: Any, **
 
 
 _SERVER_ARGS = "sglang.srt.server_args.ServerArgs"
+_SERVER_ARGS_CLASS: Any = compat.server_args_class(_make) if compat.ARE_RESOLVED_LATER else None
+
+_TAKES_THE_NAME = "takes the contract's name off the arguments and sets what it decides; there is no field registry"
+_BEFORE_SCHEDULERS = (
+    "the first thing a process does with server arguments before it starts schedulers; unpickled ones were never "
+    "constructed there"
+)
+_CONSTRUCTION: tuple[hooks.Hook, ...]
+if compat.ARE_RESOLVED_LATER:
+    _CONSTRUCTION = (
+        hooks.Hook(_SERVER_ARGS, _SERVER_ARGS_CLASS, HookType.REPLACE, _TAKES_THE_NAME),
+        hooks.Hook(
+            "sglang.srt.arg_groups.pipeline.run_resolution_pipeline",
+            _resolve,
+            HookType.AROUND,
+            "its handlers put other values beside those that were given, and know no attention of ours",
+        ),
+        hooks.Hook(
+            "sglang.srt.arg_groups.validation_hook.check_server_args",
+            _enter_frontend,
+            HookType.BEFORE,
+            _BEFORE_SCHEDULERS,
+        ),
+    )
+else:
+    _CONSTRUCTION = (
+        hooks.Hook(f"{_SERVER_ARGS}.__init__", _construct, HookType.AROUND, _TAKES_THE_NAME),
+        hooks.Hook(f"{_SERVER_ARGS}.check_server_args", _enter_frontend, HookType.BEFORE, _BEFORE_SCHEDULERS),
+    )
 
 #: There with and without a contract.
 FLAG_HOOKS = (
-    hooks.Hook(
-        f"{_SERVER_ARGS}.__init__",
-        _construct,
-        HookType.AROUND,
-        "takes the contract's name off the arguments and sets what it decides; a dataclass has no field registry",
-    ),
+    *_CONSTRUCTION,
     hooks.Hook(
         f"{_SERVER_ARGS}.add_cli_args",
         _add_cli_args,
@@ -156,13 +212,6 @@ FLAG_HOOKS = (
         _from_cli_args,
         HookType.AROUND,
         "the stock function drops what is no dataclass field",
-    ),
-    hooks.Hook(
-        f"{_SERVER_ARGS}.check_server_args",
-        _enter_frontend,
-        HookType.BEFORE,
-        "the first thing a process does with server arguments before it starts schedulers; unpickled ones were never "
-        "constructed there",
     ),
     hooks.Hook(
         "sglang.srt.managers.scheduler.configure_scheduler_process",

@@ -42,26 +42,32 @@ def _send(self: Any, tokenized: Any) -> None:
     """Gives each of a prompt's n samples a seed of its own; they share one set of sampling parameters until here."""
     if contract_name(self.server_args) is None:
         return
-    logical_rid = self.child_rid_to_logical_rid.get(tokenized.rid)
-    if logical_rid is None:
+    shared = tokenized.sampling_params
+    if shared.n == 1:
         return
-    params = copy.copy(tokenized.sampling_params)
+    params = copy.copy(shared)
     if params.max_new_tokens != 0:  # the request that only caches the common prefix draws nothing
-        counts: dict[str, int] = self.__dict__.setdefault(_SAMPLES, {})
-        index = counts.pop(logical_rid, 0)
+        # By the object itself, which is held here so that no other one takes its place before the last sample.
+        counts: dict[int, tuple[Any, int]] = self.__dict__.setdefault(_SAMPLES, {})
+        _, index = counts.pop(id(shared), (shared, 0))
         if index + 1 < params.n:
-            counts[logical_rid] = index + 1
+            counts[id(shared)] = shared, index + 1
         if index > 0:
             params.sampling_seed = requests.seed_of(str(params.sampling_seed), index)
     tokenized.sampling_params = params
     setattr(self.rid_to_state[tokenized.rid], _SEED, params.sampling_seed)
 
 
-async def _wait(original: Callable[..., Any], self: Any, obj: Any, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
-    seed = None
-    if contract_name(self.server_args) is not None:
-        seed = getattr(self.rid_to_state[obj.rid], _SEED, None)
-    async for output in original(self, obj, *args, **kwargs):
+def _wait(original: Callable[..., Any], self: Any, obj: Any, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+    """Reads the seed at once: the state may be gone when the first output is asked for."""
+    outputs: AsyncIterator[Any] = original(self, obj, *args, **kwargs)
+    if contract_name(self.server_args) is None:
+        return outputs
+    return _with_seed(outputs, getattr(self.rid_to_state[obj.rid], _SEED, None))
+
+
+async def _with_seed(outputs: AsyncIterator[Any], seed: int | None) -> AsyncIterator[Any]:
+    async for output in outputs:
         if seed is not None:
             output["meta_info"]["sampling_seed"] = seed
         yield output
@@ -109,7 +115,7 @@ async def _update(original: Callable[..., Awaitable[Any]], self: Any, obj: Any, 
     if version is not None:
         self.record_config_updates(INFO_KEY, weight_version=version)
         result = success, message.removesuffix(f" Weight version updated to {obj.weight_version}."), *more
-    _drop_superseded(self._config_updates)
+    _drop_superseded(getattr(self, "_config_updates", []))  # later versions keep them for the whole process
     return result
 
 

@@ -35,7 +35,8 @@ class Hook:
         """
         if self.target not in HookRegistry._patched:
             return False
-        return any(part is self.function for part in _chain(_live(self.target)))
+        live = _live(self.target)
+        return live is self.function or any(part is self.function for part in _chain(live))
 
     def receipt(self) -> HookReceipt:
         """What the receipt shows of this hook, read from the live object."""

@@ -14,7 +14,7 @@ from ._contract.kernels.rope_table import rope_digest
 from ._contract.schema.digest import check_vendored, contract_digest, kernels_digest, schema_digest
 from ._contract.schema.errors import ReceiptMismatch
 from ._contract.schema.receipt import INCOMPLETE_WEIGHTS, Receipt
-from ._contract.schema.versions import installed_versions
+from ._contract.schema.versions import check_versions, installed_versions
 from ._contract.schema.weights import weights_digest
 from .active import active
 from .flag import FLAG_HOOKS
@@ -77,15 +77,18 @@ def _receipt(model_runner: Any, hooks: Iterable[Hook]) -> Receipt:
     for hook in hook_receipts:
         if not hook.in_place:
             raise ReceiptMismatch(f"hook {hook.target} is not in place any more")
+    kernel_set = run.contract.kernel_set_for(run.device)
+    versions = installed_versions("sglang", kernel_set)
     return Receipt(
         engine="sglang",
         contract=run.contract.name,
         schema_digest=schema_digest(run.contract),
         kernels_digest=kernels_digest(),
         contract_digest=contract_digest(run.contract),
-        kernel_set=run.contract.kernel_set_for(run.device),
+        kernel_set=kernel_set,
         dtype=_dtype(model),
-        versions=installed_versions("sglang", run.contract.kernel_set_for(run.device)),
+        versions=versions,
+        unproven=check_versions(run.contract, kernel_set, versions),
         device=run.device,
         rank=run.tp_rank,
         world_size=run.tp_size,

@@ -16,7 +16,7 @@ from sglang.srt.managers.io_struct import (
 )
 from sglang.srt.plugins.hook_registry import HookType
 
-from . import receipts, requests, updates
+from . import compat, receipts, requests, updates
 from ._contract.schema.errors import Refusal
 from ._contract.schema.receipt import INCOMPLETE_WEIGHTS
 from .active import active
@@ -51,6 +51,11 @@ def _internal_state(result: Any, self: Any, recv_req: Any) -> Any:
 def _updated(original: Callable[..., Any], self: Any, recv_req: Any) -> Any:
     """Around any road by which weights change, whether or not it succeeds; a refused update has written nothing."""
     global _old_cache
+    selector = getattr(recv_req, "selector", "all")
+    if selector not in ("all", "target"):
+        result = original(self, msgspec.structs.replace(recv_req, weight_version=None, flush_cache=False))
+        line = f"weight update refused, nothing was changed: selector={selector!r} leaves the model out"
+        return msgspec.structs.replace(result, success=False, message=line)
     updates.begin_call(recv_req.weight_version)
     result = original(self, recv_req)
     if not updates.take_written():
@@ -66,6 +71,12 @@ def _updated(original: Callable[..., Any], self: Any, recv_req: Any) -> Any:
         # It was the update's last call; what arrives later belongs to another one.
         updates.spoil()
     return msgspec.structs.replace(result, success=not recv_req.flush_cache, message=f"{INCOMPLETE_WEIGHTS}: {mixture}")
+
+
+def _ended(result: Any, self: Any, recv_req: Any) -> Any:
+    """The end of an update's session works on the loaded weights once more: they are read again for the receipts."""
+    receipts.forget()
+    return result
 
 
 def _checked(result: Any, self: Any, recv_req: Any) -> Any:
@@ -140,7 +151,7 @@ def _sampling_refusal(params: Any) -> str | None:
     return None
 
 
-def _guard(original: Callable[..., None], self: Any, recv_req: Any) -> None:
+def _guard(original: Callable[..., None], self: Any, recv_req: Any, **kwargs: Any) -> None:
     """Aborts, as stock aborts a bad request, one that the contract cannot serve as the engine stands now."""
     global _old_cache
     if _old_cache and self.tree_cache.evictable_size() + self.tree_cache.protected_size() == 0:
@@ -155,7 +166,7 @@ def _guard(original: Callable[..., None], self: Any, recv_req: Any) -> None:
     else:
         line = _sampling_refusal(recv_req.sampling_params)
     if line is None:
-        original(self, recv_req)
+        original(self, recv_req, **kwargs)
         return
     from sglang.srt.managers.schedule_batch import Req
 
@@ -235,6 +246,18 @@ SCHEDULER_HOOKS = (
         "its action reset_tensors overwrites the weights: receipts and cache are stale",
     ),
     *updates.UPDATE_HOOKS,
+    *(
+        (
+            Hook(
+                f"{_UPDATER}.end_weight_update",
+                _ended,
+                HookType.AFTER,
+                "works on the loaded weights: receipts are stale",
+            ),
+        )
+        if compat.HAS_UPDATE_SESSION
+        else ()
+    ),
     Hook(
         "sglang.srt.model_executor.model_runner.ModelRunner.maybe_enable_batch_invariant_mode",
         _no_batch_invariant_mode,

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from . import compat
 from ._contract.kernels.kernel_set import KernelSetError, require_kernel_set
 from ._contract.schema.contract import TrueOnPolicyContract
 from ._contract.schema.digest import check_vendored
@@ -68,7 +69,7 @@ def resolve(name: str, server_args_class: type, given: Mapping[str, Any]) -> dic
     except KernelSetError as error:
         raise OptionRefused(f"sglang.server_args device={device!r}: {error}") from error
     versions = installed_versions("sglang", kernel_set)
-    check_versions(contract, versions)
+    check_versions(contract, kernel_set, versions)
     check_options("sglang.server_args", versions["sglang"], defaults | arguments, defaults, wanted)
     shape = model_shape(arguments.get("model_path"), arguments.get("revision"), contract)
     check_kernel_set(shape, contract, kernel_set)
@@ -116,7 +117,8 @@ def adopt(server_args: Any) -> None:
     """
     check_vendored()
     contract = load_contract(server_args.true_on_policy_contract)
-    check_versions(contract, installed_versions("sglang", contract.kernel_set_for(server_args.device)))
+    kernel_set = contract.kernel_set_for(server_args.device)
+    check_versions(contract, kernel_set, installed_versions("sglang", kernel_set))
     recheck(server_args, contract)
     _set_environment(contract, server_args.device, server_args.tp_size)
 
@@ -142,7 +144,7 @@ def recheck(server_args: Any, contract: TrueOnPolicyContract) -> None:
             "constructor instead"
         )
     for field, value in render_sglang(contract, server_args.device, server_args.dtype).items():
-        found = getattr(server_args, field, None)
+        found = compat.resolved(server_args, field)
         if found != value:
             raise OptionRefused(
                 f"sglang.server_args {field}={found!r}: the contract needs {value!r}; it was changed after the "
@@ -157,6 +159,29 @@ def recheck(server_args: Any, contract: TrueOnPolicyContract) -> None:
                 f"sglang.server_args {field}={found}: refused, because it was changed after the ServerArgs was made; "
                 f"allowed: {at_first}; give it to the constructor, which says why, or leave it out"
             )
+
+
+def check_undeclared(server_args: Any) -> None:
+    """Holds arguments that are about to be resolved: nobody may have declared another value beside a field yet.
+
+    Raises:
+        OptionRefused: naming the field and who declared it.
+    """
+    for field, source in compat.declared(server_args).items():
+        raise OptionRefused(
+            f"sglang.server_args {field}={compat.resolved(server_args, field)!r}: declared by {source!r} beside the "
+            "ServerArgs; give it to the constructor, which says whether it is free"
+        )
+    recheck(server_args, load_contract(server_args.true_on_policy_contract))
+
+
+def check_resolved(server_args: Any) -> None:
+    """Holds resolved arguments: what the engine's handlers derive must leave the contract's own fields as they are.
+
+    Raises:
+        OptionRefused: as :func:`recheck`.
+    """
+    recheck(server_args, load_contract(server_args.true_on_policy_contract))
 
 
 def mark(server_args: Any, name: str) -> None:

@@ -23,6 +23,7 @@ from sglang.srt.model_loader.weight_utils import filter_duplicate_safetensors_fi
 from sglang.srt.plugins.hook_registry import HookType
 from sglang.srt.weight_sync.tensor_bucket import FlattenedTensorBucket, FlattenedTensorMetadata
 
+from . import compat
 from ._contract.schema.errors import Refusal
 from ._contract.schema.profile import read_shape
 from ._contract.schema.receipt import INCOMPLETE_WEIGHTS
@@ -133,26 +134,68 @@ def _from_distributed(
     **kwargs: Any,
 ) -> Any:
     """A refused call takes part in the broadcast and keeps nothing, so that its sender is not left waiting there."""
-    announced = False
-
-    def why_not() -> str | None:
-        nonlocal announced
-        if group_name not in self._model_update_group:
-            return f"group {group_name!r}: no such group; there are {sorted(self._model_update_group)}"
-        if not len(names) == len(dtypes) == len(shapes):
-            return f"{len(names)} names, {len(dtypes)} dtypes and {len(shapes)} shapes; give one of each a tensor"
-        types = [dtype if isinstance(dtype, torch.dtype) else getattr(torch, str(dtype), None) for dtype in dtypes]
-        announced = all(isinstance(dtype, torch.dtype) for dtype in types)
-        return _why_not_tensors(list(zip(names, types, map(tuple, shapes), strict=True)))
+    announced = _Announced(self, names, dtypes, shapes, group_name)
 
     def receive(updater: Any) -> Any:
         return original(updater, names, dtypes, shapes, group_name, *args, **kwargs)
 
     def discard() -> None:
-        if announced:
+        if announced.readable:
             receive(dataclasses.replace(self, get_model=_Nowhere))
 
-    return _load(why_not, lambda: receive(self), lambda: names, discard)
+    return _load(announced.why_not, lambda: receive(self), lambda: names, discard)
+
+
+class _Announced:
+    """What a distributed update says that it will broadcast."""
+
+    def __init__(
+        self, updater: Any, names: Sequence[str], dtypes: Sequence[Any], shapes: Sequence[Any], group_name: str
+    ) -> None:
+        self.groups = updater._model_update_group
+        self.given = names, dtypes, shapes, group_name
+        #: Whether it can be received at all.
+        self.readable = False
+
+    def why_not(self) -> str | None:
+        """What is wrong with it, or None."""
+        names, dtypes, shapes, group_name = self.given
+        if group_name not in self.groups:
+            return f"group {group_name!r}: no such group; there are {sorted(self.groups)}"
+        if not len(names) == len(dtypes) == len(shapes):
+            return f"{len(names)} names, {len(dtypes)} dtypes and {len(shapes)} shapes; give one of each a tensor"
+        types = [dtype if isinstance(dtype, torch.dtype) else getattr(torch, str(dtype), None) for dtype in dtypes]
+        self.readable = all(isinstance(dtype, torch.dtype) for dtype in types)
+        return _why_not_tensors(list(zip(names, types, map(tuple, shapes), strict=True)))
+
+
+def _received(
+    original: Callable[..., Any],
+    self: Any,
+    *,
+    names: Sequence[str],
+    dtypes: Sequence[Any],
+    shapes: Sequence[Sequence[int]],
+    group_name: str,
+    **kwargs: Any,
+) -> Any:
+    """A refused call takes part in the broadcast and raises its reason, which the engine returns to the sender."""
+    announced = _Announced(self, names, dtypes, shapes, group_name)
+
+    def receive() -> Any:
+        return original(self, names=names, dtypes=dtypes, shapes=shapes, group_name=group_name, **kwargs)
+
+    refused = _refusal(announced.why_not)
+    if refused is None:
+        return receive()
+    if announced.readable:
+        receive()
+    raise RuntimeError(refused)
+
+
+def _load_received(original: Callable[..., Any], self: Any, named_tensors: Iterable[Any]) -> Any:
+    tensors = list(named_tensors)
+    return _load(lambda: None, lambda: original(self, tensors), lambda: [name for name, _ in tensors])
 
 
 def _from_disk(original: Callable[..., Any], self: Any, model_path: str, *args: Any, **kwargs: Any) -> Any:
@@ -192,13 +235,9 @@ def _load(
     `refused_too` is what each rank does with a call that is refused.
     """
     global _written
-    try:
-        reason = why_not()
-    except Exception as error:  # noqa: BLE001  (a payload that cannot be read is a refusal, on all ranks)
-        reason = f"what was sent can't be read: {type(error).__name__}: {error}"
-    if (refused := _first_of_ranks(reason)) is not None:
+    if (refused := _refusal(why_not)) is not None:
         refused_too()
-        return False, " ".join(f"weight update refused, nothing was changed: {refused}".split())
+        return False, refused
     _written = True
     try:
         success, message = load()
@@ -214,6 +253,16 @@ def _load(
         return False, " ".join(line.split())
     _arrived(names())
     return True, "Success"
+
+
+def _refusal(why_not: Callable[[], str | None]) -> str | None:
+    """The line by which all ranks refuse a call when one has a reason to. Every rank must call it."""
+    try:
+        reason = why_not()
+    except Exception as error:  # noqa: BLE001  (a payload that cannot be read is a refusal, on all ranks)
+        reason = f"what was sent can't be read: {type(error).__name__}: {error}"
+    refused = _first_of_ranks(reason)
+    return None if refused is None else " ".join(f"weight update refused, nothing was changed: {refused}".split())
 
 
 def _first_of_ranks(reason: str | None) -> str | None:
@@ -297,19 +346,25 @@ def _why_not_folder(model_path: str) -> str | None:
     return f"{model_path}: tensor {surplus[0]} is none of the model's" if surplus else None
 
 
-_WORKER = "sglang.srt.managers.tp_worker.BaseTpWorker"
 _UPDATER = "sglang.srt.model_executor.model_runner_components.weight_updater.WeightUpdater"
 _WHY = "stock loads what it is given and serves a half-loaded model: checked before, and not served until whole"
 
 UPDATE_HOOKS = (
     Hook(
-        f"{_WORKER}._deserialize_own_rank",
+        compat.DESERIALIZE,
         _deserialized,
         HookType.AROUND,
         "a payload that cannot be read would end the process of one rank, while the others wait",
     ),
     Hook(f"{_UPDATER}.update_weights_from_tensor", _from_tensor, HookType.AROUND, _WHY),
-    Hook(f"{_UPDATER}.update_weights_from_distributed", _from_distributed, HookType.AROUND, _WHY),
+    *(
+        (
+            Hook(f"{_UPDATER}.receive_weights_from_distributed", _received, HookType.AROUND, _WHY),
+            Hook(f"{_UPDATER}.load_weights_from_distributed", _load_received, HookType.AROUND, _WHY),
+        )
+        if compat.HAS_UPDATE_SESSION
+        else (Hook(f"{_UPDATER}.update_weights_from_distributed", _from_distributed, HookType.AROUND, _WHY),)
+    ),
     Hook(f"{_UPDATER}.update_weights_from_disk", _from_disk, HookType.AROUND, _WHY),
     Hook(f"{_UPDATER}.update_weights_from_ipc", _from_ipc, HookType.AROUND, _WHY),
 )

@@ -1,13 +1,15 @@
-"""What stock megatron-core 0.19.2 needs to score in one process without a GPU. No numerics: devices only.
+"""What stock megatron-core needs to score in one process without a GPU. No numerics: devices only.
 
 | object | value | why |
 |---|---|---|
 | `torch.cuda.current_device` | the CPU device | the rotary table and the attention masks are created there |
 | `device="cuda"` of tensor factories | `"cpu"` | the causal mask names the device |
+| `flash_mla` in `sys.modules` | None | megatron-core imports it when installed, and it can't be loaded |
 """
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
@@ -23,6 +25,7 @@ class _FactoriesOnCpu(TorchFunctionMode):
 
 
 def install() -> None:
-    """Put both in place in this process, for as long as it lives."""
+    """Put all in place in this process, for as long as it lives."""
+    sys.modules.setdefault("flash_mla", None)  # type: ignore[arg-type]
     torch.cuda.current_device = lambda: torch.device("cpu")  # type: ignore[assignment, return-value]
     _FactoriesOnCpu().__enter__()  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""What stock SGLang 0.5.17 needs to start on a machine without a GPU. No numerics: two start-up switches.
+"""What stock SGLang needs to start on a machine without a GPU. No numerics: two start-up switches.
 
 | object | value | why |
 |---|---|---|

@@ -11,8 +11,9 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
 from .._contract.schema.contract import TrueOnPolicyContract
+from .._contract.schema.errors import VersionRefused
 from .._contract.schema.policy import KernelSetName
-from .._contract.schema.versions import ENGINE_PACKAGES, KERNEL_PACKAGES
+from .._contract.schema.versions import ALLOW, ENGINE_PACKAGES, KERNEL_PACKAGES, is_allowed, is_within
 from ..preflight import PLUGINS
 from .finding import Finding, attempt
 from .requirement import in_range, ranges_of
@@ -71,13 +72,16 @@ def _version(package: str) -> str | None:
 
 def _engine(package: str, contract: TrueOnPolicyContract, kernel_set: KernelSetName) -> Finding:
     found = _version(package)
-    proven = contract.engine_versions.get(package, ())
+    proven = contract.engine_versions[kernel_set].get(package, ())
     ranges = ",".join(
         dict.fromkeys(filter(None, (_needed_by(plugin, package, kernel_set) for plugin in PLUGINS.values())))
     )
     if proven:
-        ok = found is not None and found.partition("+")[0] in proven
-        needed, spec = f"proven: {', '.join(proven)}", f"{package}=={proven[-1]}"
+        ok = found is not None and is_within(found, proven)
+        ends = proven[0] if len(proven) == 1 else f"{proven[0]} to {proven[-1]}"
+        needed, spec = f"proven: {ends}", f"{package}=={proven[-1]}"
+        if found is not None and not ok and _is_allowed(package, found):
+            ok, needed = True, f"unproven, allowed by {ALLOW}; proven: {ends}"
     else:
         ok = found is not None and in_range(found, ranges)
         needed, spec = ranges or "any version", f"'{package}{ranges}'" if ranges else package
@@ -88,6 +92,14 @@ def _engine(package: str, contract: TrueOnPolicyContract, kernel_set: KernelSetN
         needed=needed,
         mend="" if ok else f"pip install {spec}",
     )
+
+
+def _is_allowed(package: str, found: str) -> bool:
+    """A variable that can't be read allows nothing; every other command says what is wrong with it."""
+    try:
+        return is_allowed(package, found)
+    except VersionRefused:
+        return False
 
 
 def _needed_by(plugin: str, package: str, kernel_set: KernelSetName) -> str:

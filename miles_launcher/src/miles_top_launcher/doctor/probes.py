@@ -179,7 +179,7 @@ class Probes:
             return _red(check, _LOG.sub("", describe(error)), needed, f"{mend}; its log is {worker.log}")
 
     def _pinned(self, package: str) -> str:
-        proven = self._contract.engine_versions.get(package)
+        proven = self._contract.engine_versions[self._kernel_set].get(package)
         return f"{package}=={proven[-1]}" if proven else package
 
 

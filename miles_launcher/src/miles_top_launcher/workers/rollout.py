@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from . import channel
@@ -88,8 +88,7 @@ class EngineHost:
         Several files are one update: the engine serves nothing between the first and the last. Raises RuntimeError
         with the engine's reason when it takes one of them not.
         """
-        from safetensors.torch import load_file
-        from sglang.srt.managers.io_struct import UpdateWeightFromDiskReqInput, UpdateWeightsFromTensorReqInput
+        from sglang.srt.managers.io_struct import UpdateWeightFromDiskReqInput
 
         manager, loop = self._engine.tokenizer_manager, self._engine.loop
         files, version = command["files"], command["weight_version"]
@@ -98,6 +97,25 @@ class EngineHost:
             success, message, *_ = loop.run_until_complete(manager.update_weights_from_disk(request, None))
             if not success:
                 raise RuntimeError(message)
+        self._session("begin_weight_update", bool(files))
+        try:
+            self._update_from_tensors(files, version)
+        finally:
+            self._session("end_weight_update", bool(files))
+        return {}
+
+    def _session(self, call: str, needed: bool) -> None:
+        """Opens or closes what sglang from 0.5.21 on wants around updates from tensors; earlier ones know none."""
+        if needed and hasattr(self._engine, call):
+            success, message = getattr(self._engine, call)()
+            if not success:
+                raise RuntimeError(message)
+
+    def _update_from_tensors(self, files: Sequence[str], version: str) -> None:
+        from safetensors.torch import load_file
+        from sglang.srt.managers.io_struct import UpdateWeightsFromTensorReqInput
+
+        manager, loop = self._engine.tokenizer_manager, self._engine.loop
         for file in files:
             payload = self._engine._serialize_tensors_per_rank(list(load_file(file).items()), None)
             update = UpdateWeightsFromTensorReqInput(
@@ -106,7 +124,6 @@ class EngineHost:
             success, message = loop.run_until_complete(manager.update_weights_from_tensor(update, None))
             if not success:
                 raise RuntimeError(message)
-        return {}
 
     def flush_cache(self, command: Mapping[str, Any]) -> dict[str, Any]:
         """Empty the prefix cache, once the engine is idle: an aborted request may still be on its way out."""

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
-from sglang.srt.distributed import get_pp_group
+from sglang.srt.distributed.parallel_state import get_pp_group
 from sglang.srt.layers.pooler import Pooler, PoolingType
 from sglang.srt.layers.radix_attention import RadixAttention
 from sglang.srt.layers.vocab_parallel_embedding import ParallelLMHead
@@ -159,7 +159,7 @@ def _known(weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]
 
 
 class ContractModel(Qwen3Model):
-    """The stock model's forward over contract layers."""
+    """The stock model over contract layers, with a forward of its own: later versions keep the residual elsewhere."""
 
     def __init__(self, config: Any, prefix: str) -> None:
         nn.Module.__init__(self)
@@ -180,6 +180,26 @@ class ContractModel(Qwen3Model):
         )
         self.norm = ContractRMSNorm(shape.hidden_size, shape.rms_norm_eps)
         self.layers_to_capture: list[int] = []
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        forward_batch: ForwardBatch,
+        input_embeds: Tensor | None = None,
+        pp_proxy_tensors: Any = None,
+    ) -> Tensor:
+        """``input_ids [T]``, ``positions [T]`` -> the normed ``[T, H]``."""
+        if input_embeds is not None or pp_proxy_tensors is not None or self.layers_to_capture:
+            raise ValueError("the contract's model embeds token ids, whole, and hands out its last layer alone")
+        hidden_states: Tensor = self.embed_tokens(input_ids)
+        residual: Tensor | None = None
+        for layer in self.layers:
+            hidden_states, residual = layer(positions, hidden_states, forward_batch, residual)
+        if hidden_states.shape[0] == 0:
+            return hidden_states
+        normed: tuple[Tensor, Tensor] = self.norm(hidden_states, residual)
+        return normed[0]
 
 
 class ContractForCausalLM(Qwen3ForCausalLM):

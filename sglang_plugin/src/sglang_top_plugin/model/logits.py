@@ -62,6 +62,9 @@ class ContractLogitsProcessor(LogitsProcessor):
 class ContractInputLogprobs(InputLogprobProcessor):
     """Log-probs of prompt tokens by the contract's kernel, some rows at a time."""
 
+    def __init__(self) -> None:
+        """Takes none of the stock one's settings: they are of its own chunks and buffers."""
+
     def forward(
         self,
         pruned_states: Tensor,

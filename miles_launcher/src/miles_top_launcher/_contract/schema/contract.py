@@ -62,8 +62,9 @@ class TrueOnPolicyContract(Frozen):
     architectures: tuple[str, ...] = Field(min_length=1)
     kernel_policy: KernelPolicy
     profile: ModelProfile
-    engine_versions: dict[str, tuple[str, ...]] = Field(min_length=1)
-    """Distribution name -> the versions that this contract has been proven on."""
+    engine_versions: dict[KernelSetName, dict[str, tuple[str, ...]]]
+    """Kernel set -> distribution name -> the versions that this contract has been proven on with it, oldest first.
+    Releases between the first and the last are taken too, if their options are classed."""
 
     @model_validator(mode="after")
     def _one_list_of_architectures(self) -> Self:
@@ -71,6 +72,18 @@ class TrueOnPolicyContract(Frozen):
             raise ValueError(
                 f"architectures {list(self.architectures)} differ from the profile's {list(self.profile.architectures)}"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _versions_of_each_kernel_set(self) -> Self:
+        if self.engine_versions.keys() != self.kernel_policy.kernel_sets.keys():
+            raise ValueError(
+                f"engine_versions are of kernel sets {sorted(self.engine_versions)}, the policy has "
+                f"{sorted(self.kernel_policy.kernel_sets)}"
+            )
+        for name, packages in self.engine_versions.items():
+            if not packages or not all(packages.values()):
+                raise ValueError(f"engine_versions of kernel set {name}: each package needs a version")
         return self
 
     def canonical_json(self) -> bytes:

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
+from pydantic import Field
+
 from .layout import Layout
 from .policy import DTypeName, Frozen, KernelSetName
 from .versions import ENGINE_PACKAGES
@@ -49,7 +51,8 @@ class Receipt(Frozen):
     keys (such as `tp_rank`) are shown and not compared. `classes` maps a role to the
     live class that fills it, `layers` counts layers by class. `versions` maps a
     distribution to its version, `compiled_kernels` a kernel to the hash of its
-    compiled form. `weights` maps each Hugging Face tensor to its content digest, or
+    compiled form. `unproven` holds the versions that the contract is not proven on and that a
+    person has allowed by name (`versions.ALLOW`). `weights` maps each Hugging Face tensor to its content digest, or
     is None in a process that leaves the list to rank 0; `weights_digest` covers it
     and is never left out. `model_digest` covers the model's sizes and constants, such as
     its norms' epsilon, which no tensor shows.
@@ -63,6 +66,7 @@ class Receipt(Frozen):
     kernel_set: KernelSetName
     dtype: DTypeName
     versions: dict[str, str]
+    unproven: dict[str, str] = Field(default_factory=dict)
     device: str
     rank: int
     world_size: int
@@ -157,6 +161,9 @@ def _process(
     for package in ENGINE_PACKAGES[engine]:
         if receipt.versions and package not in receipt.versions:
             yield f"{name}: no version of {package}"
+    for package, version in receipt.unproven.items():
+        if receipt.versions.get(package) != version:
+            yield f"{name}: unproven {package} {version} is not the version that it shows"
     if receipt.weights is not None:
         real = weights_digest(receipt.weights)
         if real != receipt.weights_digest:
