@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from .._contract.schema.contract import TrueOnPolicyContract
 from .._contract.schema.digest import contract_digest, schema_digest
 from .._contract.schema.layout import Layout
 from .._contract.schema.policy import Frozen
 from .._contract.schema.profile import ModelShape
-from .._contract.schema.versions import KERNEL_PACKAGES
+from .._contract.schema.versions import KERNEL_PACKAGES, range_text
 from .cluster import Cluster
 from .request import LaunchRequest
 
@@ -31,7 +29,7 @@ class ExpectedReceipts(Frozen):
     dtype: str
     device: str
     versions: dict[str, str]
-    """Distribution -> the versions that the contract is proven on."""
+    """Distribution -> the range of versions that the contract takes with this kernel set."""
     same_on_both_sides: tuple[str, ...]
 
 
@@ -45,7 +43,7 @@ def expected_receipts(
 ) -> ExpectedReceipts:
     """The receipts of a launch. Ranks count from 0 within each engine and within the trainer."""
     train = layout.train
-    versions = _versions(contract, request.kernel_set)
+    versions = {name: range_text(proven) for name, proven in contract.engine_versions[request.kernel_set].items()}
     return ExpectedReceipts(
         rollout_engines=cluster.engines,
         rollout_ranks_per_engine=layout.rollout.world_size,
@@ -63,10 +61,3 @@ def expected_receipts(
         versions=versions,
         same_on_both_sides=tuple(name for name in KERNEL_PACKAGES[request.kernel_set] if name not in versions),
     )
-
-
-def _versions(contract: TrueOnPolicyContract, kernel_set: str) -> dict[str, str]:
-    """Versions are proven for all kernel sets alike, or for each by its name."""
-    proven: dict[str, Any] = contract.model_dump(mode="json")["engine_versions"]
-    own = proven.get(kernel_set, proven)
-    return {name: ", ".join(value) for name, value in (own if isinstance(own, dict) else proven).items()}

@@ -71,13 +71,17 @@ def check_versions(
         if allowed.get(package) == found.partition("+")[0]:
             overridden[package] = found
             continue
-        ends = proven[0] if len(proven) == 1 else f"{proven[0]} to {proven[-1]}"
         raise VersionRefused(
             f"package {package}: version {found} is outside what contract {contract.name} is proven on with kernel "
-            f"set {kernel_set}: {ends}; pip install {package}=={proven[-1]}; or run it unproven, which every receipt "
-            f"will say: {ALLOW}={package}=={found.partition('+')[0]}"
+            f"set {kernel_set}: {range_text(proven)}; pip install {package}=={proven[-1]}; or run it unproven, which "
+            f"every receipt will say: {ALLOW}={package}=={found.partition('+')[0]}"
         )
     return overridden
+
+
+def range_text(proven: tuple[str, ...]) -> str:
+    """Return a list of proven versions, oldest first, as the range that is taken: `0.5.17 to 0.5.23`."""
+    return proven[0] if len(proven) == 1 else f"{proven[0]} to {proven[-1]}"
 
 
 def is_within(found: str, proven: tuple[str, ...]) -> bool:
