@@ -13,6 +13,9 @@ from typing import Any
 
 import pytest
 
+from miles_top_launcher.launch.arguments import words
+from miles_top_launcher.launch.plan import make_plan
+from miles_top_launcher.launch.request import LaunchRequest
 from miles_top_launcher.random_model import RandomModel
 from tests.hosts.miles_arguments import rendered
 from tests.megatron.samples import FRESH
@@ -56,6 +59,35 @@ def test_a_command_line_is_accepted(forks: bool, model_folder: Callable[[RandomM
         "rollout_temperature": 1.0,
         "custom_megatron_init_path": "megatron_top_plugin.hosts.init",
         "sglang_tp_size": 1,
+        "bf16": True,
+    }
+
+
+LAUNCHES = (
+    ("Qwen/Qwen3-0.6B", {}),
+    ("Qwen/Qwen3-4B", {"tensor_model_parallel_size": 2, "context_parallel_size": 2, "rollout_num_gpus_per_engine": 4}),
+    (
+        "Qwen/Qwen3-32B",
+        {"nodes": 2, "tensor_model_parallel_size": 8, "pipeline_model_parallel_size": 2, "colocate": False}
+        | {"rollout_num_gpus": 8, "rollout_num_gpus_per_engine": 8},
+    ),
+)
+
+
+@pytest.mark.parametrize("model,launch", LAUNCHES, ids=[name for name, _ in LAUNCHES])
+def test_what_the_launcher_renders_is_accepted(model: str, launch: dict[str, Any], tmp_path: Path) -> None:
+    """The plan of a published model, its folder being a `config.json` of the profile's sizes."""
+    plan = make_plan(LaunchRequest.model_validate({"model": model, "model_dir": str(tmp_path)} | launch))
+    sizes = plan.model.shape.model_dump(mode="json")
+    family = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_act": "silu"}
+    (tmp_path / "config.json").write_text(json.dumps(family | sizes))
+    found = _parsed([*words(plan.miles), "--prompt-data", "prompts.jsonl"], False)
+    assert found == {
+        "tensor_model_parallel_size": plan.layout.train.tp,
+        "context_parallel_size": plan.layout.train.cp,
+        "rollout_temperature": 1.0,
+        "custom_megatron_init_path": "megatron_top_plugin.hosts.init",
+        "sglang_tp_size": plan.layout.rollout.tp,
         "bf16": True,
     }
 
