@@ -90,7 +90,7 @@ def hand_to_engines(made: type) -> None:
 
 
 def scheduler_rank(given: tuple[Any, ...], keywords: dict[str, Any]) -> int:
-    """The tensor-parallel rank of this scheduler process; ``given`` stands behind ``gpu_id`` in its set-up's arguments."""
+    """This scheduler process's tensor-parallel rank; ``given`` stands behind ``gpu_id`` in its set-up's arguments."""
     if "tp_rank" in keywords:
         return int(keywords["tp_rank"])
     if HAS_UPDATE_SESSION:
