@@ -107,7 +107,7 @@ class OptionDifference(Frozen):
     """Classes of added fields; a field that is classed here and in the base changes its class."""
     set_by_contract: tuple[OptionGroup, ...] = ()
     refused: tuple[OptionGroup, ...] = ()
-    defaults: dict[str, JsonValue] = {}
+    defaults: dict[str, JsonValue] = Field(default_factory=dict)
     """Of added fields, and those that have changed."""
 
     def table(self, base: OptionTable) -> OptionTable:
@@ -329,7 +329,7 @@ def dataclass_defaults(kind: Any) -> dict[str, Any]:
 
 
 def _struct_defaults(kind: Any) -> dict[str, Any]:
-    """A Struct says its fields itself, so that this module needs no msgspec: the last `len(defaults)` fields have one."""
+    """A Struct says its fields itself, and this module needs no msgspec: the last `len(defaults)` fields have one."""
     names: tuple[str, ...] = kind.__struct_fields__
     found: tuple[Any, ...] = kind.__struct_defaults__
     required = len(names) - len(found)
@@ -337,7 +337,7 @@ def _struct_defaults(kind: Any) -> dict[str, Any]:
     for name, default in zip(names[required:], found, strict=True):
         # msgspec keeps an own marker for a field that has none, and an object with `factory` for one that is made anew
         if type(default).__name__ == "NoDefault":
-            default = None  # noqa: PLW2901
+            default = None
         defaults[name] = default.factory() if type(default).__name__ == "Factory" else default
     return defaults
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
+from pydantic import Field
+
 from .layout import Layout
 from .policy import DTypeName, Frozen, KernelSetName
 from .versions import ENGINE_PACKAGES
@@ -64,7 +66,7 @@ class Receipt(Frozen):
     kernel_set: KernelSetName
     dtype: DTypeName
     versions: dict[str, str]
-    unproven: dict[str, str] = {}
+    unproven: dict[str, str] = Field(default_factory=dict)
     device: str
     rank: int
     world_size: int
