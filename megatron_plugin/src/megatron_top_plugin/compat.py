@@ -4,7 +4,7 @@ package has, not by its number. Everything else of the plugin is the same for al
 | difference | up to | from |
 |---|---|---|
 | an MLP in a layer's spec | 0.17: a `ModuleSpec` | 0.18: a function that builds it, `MLP.as_mlp_submodule` |
-| a cut weight that is not initialised | 0.17: unmarked; the gradient norm leaves out other ranks' parts | 0.18: marked |
+| a cut weight that is not initialised | 0.17: unmarked; the gradient norm leaves parts out | 0.18: marked |
 """
 
 from __future__ import annotations
