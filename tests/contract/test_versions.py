@@ -6,7 +6,8 @@ import pytest
 
 from contract_schema.schema import versions
 from contract_schema.schema.errors import OptionRefused, VersionRefused
-from contract_schema.schema.options import check_options, classed_versions, option_table
+from contract_schema.schema.option_tables import classed_versions, option_table
+from contract_schema.schema.options import check_options
 from contract_schema.schema.versions import ALLOW, check_versions, installed_versions
 from tests.contract.examples import contract
 

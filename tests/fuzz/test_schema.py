@@ -11,12 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from miles_top_launcher._contract.schema import digest, options
+from miles_top_launcher._contract.schema import digest, option_tables
 from miles_top_launcher._contract.schema.contract import TrueOnPolicyContract
 from miles_top_launcher._contract.schema.digest import check_vendored, contract_digest
 from miles_top_launcher._contract.schema.errors import Refusal
 from miles_top_launcher._contract.schema.layout import Layout, RolloutLayout, TrainLayout, check_layout
-from miles_top_launcher._contract.schema.options import check_options, option_table
+from miles_top_launcher._contract.schema.option_tables import option_table
+from miles_top_launcher._contract.schema.options import check_options
 from miles_top_launcher._contract.schema.profile import ModelShape, check_kernel_set
 from miles_top_launcher._contract.schema.registry import load_contract
 from miles_top_launcher._contract.schema.temperature import check_temperature
@@ -126,19 +127,21 @@ def test_engine_options_are_allowed_or_refused(data: st.DataObject) -> None:
     refused_or(lambda: check_options(surface, version, values, defaults, wanted))  # type: ignore[arg-type]
 
 
-TABLE = json.loads((Path(options.__file__).parent / "option_data" / "sglang.sampling_params-0.5.17.json").read_text())
+TABLE = json.loads(
+    (Path(option_tables.__file__).parent / "option_data" / "sglang.sampling_params-0.5.17.json").read_text()
+)
 
 
 @fuzzed(80)
 @given(what=file_or_odd(json_files(TABLE)))
 def test_an_option_file_is_taken_or_refused(what: str | bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(options, "_DATA_DIR", tmp_path)
+    monkeypatch.setattr(option_tables, "_DATA_DIR", tmp_path)
     put(tmp_path / "sglang.sampling_params-1.json", what)
-    options._read_table.cache_clear()
+    option_tables._read_table.cache_clear()
     try:
         refused_or(lambda: check_options("sglang.sampling_params", "1", {"temperature": 10**400}, {}, {}))
     finally:
-        options._read_table.cache_clear()
+        option_tables._read_table.cache_clear()
 
 
 @fuzzed(120)

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from miles_top_launcher._contract.schema.options import check_given, option_table
+from miles_top_launcher._contract.schema.option_tables import option_table
+from miles_top_launcher._contract.schema.options import check_given
 from miles_top_launcher._contract.schema.render import render_megatron, render_sglang
 from miles_top_launcher._contract.schema.versions import installed_versions
 from miles_top_launcher.launch.arguments import words

@@ -16,7 +16,8 @@ import pytest
 
 from miles_top_launcher._contract.schema.errors import OptionRefused, Refusal
 from miles_top_launcher._contract.schema.layout import TrainLayout
-from miles_top_launcher._contract.schema.options import Surface, option_table, refused_fields
+from miles_top_launcher._contract.schema.option_tables import Surface, option_table
+from miles_top_launcher._contract.schema.options import refused_fields
 from miles_top_launcher._contract.schema.profile import ModelShape
 from miles_top_launcher._contract.schema.versions import installed_versions
 from miles_top_launcher.options import TAKEN, EngineOptions, check, parse

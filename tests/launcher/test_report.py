@@ -38,7 +38,7 @@ def test_json_has_the_documented_keys() -> None:
         ("stock", "contract"),
     ]
     assert found["receipts"]["train"][0]["engine"] == "megatron"
-    assert found["versions"] == {"torch": "2.11.0", "sglang": "0.5.17", "megatron-core": "0.19.2"}
+    assert found["versions"] == {"torch": "2.11.0", "sglang": "0.5.23", "megatron-core": "0.19.2"}
     assert found["verdict"] == "exact"
 
 

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from contract_schema.schema.options import Surface, option_table, refused_fields
+from contract_schema.schema.option_tables import Surface, option_table
+from contract_schema.schema.options import refused_fields
 from miles_top_launcher.options import TAKEN
 from miles_top_launcher.random_model import RandomModel
 from tests.megatron.gradients import merged

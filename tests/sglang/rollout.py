@@ -37,6 +37,9 @@ def engine(model: Path, contract: str = CONTRACT, **arguments: Any) -> Iterator[
         **({"device": "cpu", "skip_tokenizer_init": True, "max_total_tokens": 8192} | arguments),
     )
     try:
+        # sglang from 0.5.21 on takes updates within a session alone; here it stays open as long as the engine.
+        if hasattr(made, "begin_weight_update"):
+            assert made.begin_weight_update()[0]
         yield made
     finally:
         made.shutdown()

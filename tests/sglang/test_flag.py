@@ -170,7 +170,8 @@ def test_arguments_that_came_pickled_bring_the_hooks_and_other_plugins_hooks_are
     code = (
         "import os, pickle, sys; from sglang.srt.plugins import load_plugins; load_plugins()\n"
         "from sglang.srt.plugins.hook_registry import HookRegistry, HookType\n"
-        "made = pickle.load(open(sys.argv[1], 'rb')); made.check_server_args()\n"
+        "made = pickle.load(open(sys.argv[1], 'rb'))\n"
+        "getattr(made, 'resolve_once', lambda: None)(); made.check_server_args()\n"
         "from sglang_top_plugin.frontend import FRONTEND_HOOKS\n"
         "print('hooks:', {hook.in_place() for hook in FRONTEND_HOOKS}, os.environ['SGLANG_PLUGINS'])\n"
         "target = 'sglang.srt.managers.tokenizer_manager.TokenizerManager._handle_batch_output'\n"

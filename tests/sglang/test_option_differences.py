@@ -29,7 +29,7 @@ from sglang.srt.sampling.penaltylib import BatchedMinNewTokensPenalizer, Batched
 from sglang.srt.sampling.sampling_params import SamplingParams
 
 import sglang_top_plugin
-from sglang_top_plugin._contract.schema.options import Surface, option_table
+from sglang_top_plugin._contract.schema.option_tables import Surface, option_table
 from tests.sglang.rollout import CONTRACT, prompts
 
 load_plugins()

@@ -26,13 +26,8 @@ from sglang.srt.server_args import ServerArgs, prepare_server_args
 
 from sglang_top_plugin import requests, settings
 from sglang_top_plugin._contract.schema.errors import OptionRefused
-from sglang_top_plugin._contract.schema.options import (
-    Surface,
-    dataclass_defaults,
-    option_table,
-    plain,
-    refused_fields,
-)
+from sglang_top_plugin._contract.schema.option_tables import Surface, option_table
+from sglang_top_plugin._contract.schema.options import dataclass_defaults, plain, refused_fields
 from sglang_top_plugin._contract.schema.registry import load_contract
 from sglang_top_plugin._contract.schema.versions import installed_versions
 from tests.contract.option_values import other_values

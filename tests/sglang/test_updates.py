@@ -243,6 +243,8 @@ def test_a_checkpoint_engine_names_no_tensors_and_is_refused(live: Any) -> None:
 
 def test_updates_leave_no_records_behind(live: Any, old: dict[str, torch.Tensor], other: Path) -> None:
     """Stock keeps a record of every call; what is in effect is read from the last one that sets a field."""
+    if not hasattr(live.tokenizer_manager, "_config_updates"):
+        pytest.skip("this version keeps its records with the configuration of the whole process")
     manager = live.tokenizer_manager
     before = served(live)
     found = []

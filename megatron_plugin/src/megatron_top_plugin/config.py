@@ -13,7 +13,8 @@ from torch.nn import functional
 
 from ._contract.schema.errors import OptionRefused
 from ._contract.schema.layout import TrainLayout
-from ._contract.schema.options import Surface, check_options, dataclass_defaults, plain
+from ._contract.schema.option_tables import Surface
+from ._contract.schema.options import check_options, dataclass_defaults, plain
 from ._contract.schema.render import render_megatron
 from .numerics import Numerics, numerics_of
 

@@ -7,6 +7,7 @@ from typing import Any
 from megatron.core.models.gpt import GPTModel
 from torch import Tensor
 
+from . import compat
 from ._contract.schema.errors import LayoutRefused
 from .layers.embedding import SGLangVocabParallelEmbedding
 from .layers.linear import SGLangColumnParallelLinear
@@ -32,6 +33,7 @@ class SGLangGPTModel(GPTModel):
             position_embedding_type="none",
             **kwargs,
         )
+        compat.mark_shards(self)
 
     def setup_embeddings_and_output_layer(self) -> None:
         """Puts the contract's classes in, just before stock code ties and marks the two vocabulary layers.

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 def hide() -> None:
     """Makes `flash_mla` a package that is not there, where its library can't be loaded.
 
-    sglang from 0.5.22 on brings it along. megatron-core asks for it and takes an ImportError for an answer, while
+    sglang 0.5.23 brings it along. megatron-core asks for it and takes an ImportError for an answer, while
     without CUDA's driver its import ends in an OSError. Nothing of a dense model uses it.
     """
     if "flash_mla" in sys.modules or find_spec("flash_mla") is None:

@@ -9,7 +9,8 @@ from typing import Any
 
 from ._contract.schema.contract import TrueOnPolicyContract
 from ._contract.schema.layout import TrainLayout
-from ._contract.schema.options import Surface, check_given
+from ._contract.schema.option_tables import Surface
+from ._contract.schema.options import check_given
 from ._contract.schema.profile import ModelShape
 from ._contract.schema.render import render_megatron, render_sglang
 from ._contract.schema.versions import installed_versions

@@ -18,7 +18,8 @@ from ._contract.schema.contract import TrueOnPolicyContract
 from ._contract.schema.digest import check_vendored
 from ._contract.schema.errors import OptionRefused, UnsupportedModel
 from ._contract.schema.layout import Layout, RolloutLayout, check_layout
-from ._contract.schema.options import check_options, dataclass_defaults, option_table
+from ._contract.schema.option_tables import option_table
+from ._contract.schema.options import check_options, dataclass_defaults
 from ._contract.schema.profile import ModelShape, check_kernel_set, read_shape
 from ._contract.schema.registry import load_contract
 from ._contract.schema.render import environment, render_sglang

@@ -12,28 +12,20 @@ import logging
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from sglang.srt.distributed import get_tp_group
-from sglang.srt.model_executor.model_runner_components.weight_updater import LocalSerializedTensor
-from sglang.srt.model_loader.weight_utils import filter_duplicate_safetensors_files
 from sglang.srt.plugins.hook_registry import HookType
-from sglang.srt.weight_sync.tensor_bucket import FlattenedTensorBucket, FlattenedTensorMetadata
 
 from . import compat
-from ._contract.schema.errors import Refusal
-from ._contract.schema.profile import read_shape
 from ._contract.schema.receipt import INCOMPLETE_WEIGHTS
-from ._contract.schema.weights import hf_weight_names, weight_parts
+from ._contract.schema.weights import hf_weight_names
 from .active import active
 from .hooks import Hook
+from .update_checks import unpacked, why_not_folder, why_not_tensors
 
 logger = logging.getLogger(__name__)
-
-_SAFETENSORS_DTYPES = ("BF16", "F32")
 
 #: Tensors that an update has not brought yet; None when the weights are whole.
 _missing: set[str] | None = None
@@ -117,8 +109,8 @@ def _from_tensor(original: Callable[..., Any], self: Any, named_tensors: Any, lo
             return named_tensors.why
         if load_format not in (None, "flattened_bucket"):
             return f"load_format={load_format!r}: it loads past the checks; allowed: none, or 'flattened_bucket'"
-        tensors.extend(_unpacked(named_tensors, load_format, self.tp_rank))
-        return _why_not_tensors([(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors])
+        tensors.extend(unpacked(named_tensors, load_format, self.tp_rank))
+        return why_not_tensors([(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors])
 
     return _load(why_not, lambda: original(self, tensors, None), lambda: [name for name, _ in tensors])
 
@@ -166,7 +158,7 @@ class _Announced:
             return f"{len(names)} names, {len(dtypes)} dtypes and {len(shapes)} shapes; give one of each a tensor"
         types = [dtype if isinstance(dtype, torch.dtype) else getattr(torch, str(dtype), None) for dtype in dtypes]
         self.readable = all(isinstance(dtype, torch.dtype) for dtype in types)
-        return _why_not_tensors(list(zip(names, types, map(tuple, shapes), strict=True)))
+        return why_not_tensors(list(zip(names, types, map(tuple, shapes), strict=True)))
 
 
 def _received(
@@ -205,7 +197,7 @@ def _from_disk(original: Callable[..., Any], self: Any, model_path: str, *args: 
     def why_not() -> str | None:
         if load_format not in (None, "auto", "safetensors"):
             return f"load_format={load_format!r}: allowed: 'auto', 'safetensors'"
-        return _why_not_folder(model_path)
+        return why_not_folder(model_path)
 
     result = _load(
         why_not,
@@ -272,78 +264,6 @@ def _first_of_ranks(reason: str | None) -> str | None:
     reasons: list[str | None] = [None] * active().tp_size
     torch.distributed.all_gather_object(reasons, reason, group=get_tp_group().cpu_group)
     return next((f"rank {rank}: {one}" for rank, one in enumerate(reasons) if one is not None), None)
-
-
-def _unpacked(named_tensors: Any, load_format: str | None, tp_rank: int) -> list[tuple[str, torch.Tensor]]:
-    if load_format is None:
-        return [(name, t.get(tp_rank) if isinstance(t, LocalSerializedTensor) else t) for name, t in named_tensors]
-    fields = ("name", "shape", "dtype", "start_idx", "end_idx", "numel")
-    metadata = [
-        FlattenedTensorMetadata(**{field: getattr(entry, field) for field in fields})
-        for entry in named_tensors["metadata"]
-    ]
-    bucket = FlattenedTensorBucket(flattened_tensor=named_tensors["flattened_tensor"], metadata=metadata)
-    return list(bucket.reconstruct_tensors())
-
-
-def _why_not_tensors(given: Sequence[tuple[str, Any, tuple[int, ...]]]) -> str | None:
-    """What is wrong with (name, dtype, shape) of whole Hugging Face tensors, or None."""
-    run = active()
-    known = set(hf_weight_names(run.shape))
-    seen: set[str] = set()
-    if not given:
-        return "no tensor was given"
-    for name, dtype, shape in given:
-        if name not in known:
-            tied = " (this model is tied: leave its head out)" if name == "lm_head.weight" else ""
-            return f"tensor {name!r} is none of the model's{tied}"
-        if name in seen:
-            return f"tensor {name} is given twice"
-        seen.add(name)
-        expected = tuple(weight_parts(name, run.shape).shape)
-        if shape != expected or dtype != run.dtype:
-            return f"tensor {name} is {dtype} {list(shape)}, the model holds {run.dtype} {list(expected)}"
-    return None
-
-
-def _why_not_folder(model_path: str) -> str | None:
-    """What is wrong with a folder of this model's weights, by its config and its files' headers, or None."""
-    run = active()
-    folder = Path(model_path)
-    if not folder.is_dir():
-        return f"{model_path} is no folder; name a local one"
-    try:
-        shape = read_shape(folder, run.contract)
-    except Refusal as refusal:
-        return str(refusal)
-    if shape != run.shape:
-        return f"{model_path} holds a model of other sizes than the engine's"
-    found: dict[str, tuple[str, tuple[int, ...]]] = {}
-    try:
-        # As the engine picks them: an index may leave files out.
-        files = filter_duplicate_safetensors_files(
-            sorted(map(str, folder.glob("*.safetensors"))), model_path, "model.safetensors.index.json"
-        )
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        return f"{model_path}: its index of tensors can't be read: {type(error).__name__}: {error}"
-    for file in files:
-        try:
-            with safe_open(file, framework="pt") as source:
-                for name in source.keys():  # noqa: SIM118  (the handle is no mapping)
-                    if name in found:
-                        return f"{model_path} holds tensor {name} twice"
-                    entry = source.get_slice(name)
-                    found[name] = entry.get_dtype(), tuple(entry.get_shape())
-        except (SafetensorError, OSError) as error:
-            return f"{file} is no whole safetensors file: {error}"
-    for name in hf_weight_names(shape):
-        dtype, size = found.pop(name, ("", ()))
-        expected = tuple(weight_parts(name, shape).shape)
-        if dtype not in _SAFETENSORS_DTYPES or size != expected:
-            return f"{model_path}: tensor {name} is {dtype or 'missing'} {list(size)}, {list(expected)} is needed"
-    # A tied checkpoint may store its head too; it is not read.
-    surplus = sorted(found.keys() - ({"lm_head.weight"} if shape.tie_word_embeddings else set()))
-    return f"{model_path}: tensor {surplus[0]} is none of the model's" if surplus else None
 
 
 _UPDATER = "sglang.srt.model_executor.model_runner_components.weight_updater.WeightUpdater"

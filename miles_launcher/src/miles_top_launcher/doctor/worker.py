@@ -76,6 +76,8 @@ class Front:
         from sglang.srt.server_args import ServerArgs
 
         self._server_args = ServerArgs(**command["engine"])
+        # From sglang 0.5.20 on, an engine resolves them first.
+        getattr(self._server_args, "resolve_once", lambda: None)()
         self._server_args.check_server_args()
         from sglang_top_plugin.flag import FLAG_HOOKS
         from sglang_top_plugin.frontend import FRONTEND_HOOKS
