@@ -51,6 +51,6 @@ def test_a_target_that_the_engine_lacks_is_refused() -> None:
 def test_the_table_names_every_hook() -> None:
     every = (*FLAG_HOOKS, *FRONTEND_HOOKS, *SCHEDULER_HOOKS)
     rows = re.findall(r"^\| `(sglang\.[^`]+)` .*\| ([0-9., ]+) \|$", DOCS.read_text(), re.MULTILINE)
-    installed = "0.5.23" if compat.HAS_UPDATE_SESSION else "0.5.17"
+    installed = "0.5.23" if compat.has_update_session() else "0.5.17"
     assert [target for target, versions in rows if installed in versions] == [hook.target for hook in every]
     assert all(dataclasses.asdict(hook)["reason"] for hook in every)

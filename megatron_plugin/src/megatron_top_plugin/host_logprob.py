@@ -25,6 +25,7 @@ from torch import Tensor
 from ._contract.schema.errors import OptionRefused, ReceiptMismatch, VersionRefused
 from ._contract.schema.receipt import HookReceipt
 from ._contract.schema.temperature import check_temperature
+from ._contract.schema.versions import is_allowed
 from .host_options import check_host_options
 from .logprobs import scoring_temperature, vocabulary_shard
 from .numerics import Numerics
@@ -248,8 +249,13 @@ def _check_version(host: Host) -> None:
     try:
         found = version(host.distribution)
     except PackageNotFoundError:
+        if host.versions:
+            raise VersionRefused(
+                f"{host.distribution}: not installed as a package, so that its version can't be read; pip install "
+                f"{host.distribution}=={host.versions[-1]}"
+            ) from None
         return
-    if host.versions and found not in host.versions:
+    if host.versions and found not in host.versions and not is_allowed(host.distribution, found):
         raise VersionRefused(
             f"{host.distribution} {found}: its log-prob was read in {', '.join(host.versions)}; install one of these"
         )

@@ -3,8 +3,7 @@
 ``--custom-model-provider-path megatron_top_plugin.hosts.model_provider`` (Miles, slime) is the preferred one: it
 returns the whole model. ``--spec megatron_top_plugin.hosts layer_spec`` (``megatron.training``) gives the layers
 alone; the host keeps its stock embedding and head around them, so that its log-probs are not the contract's, and only
-its own are asked for. Either way log-probs come from ``logprobs.packed_logprobs``; a host's own cross entropy is
-refused.
+its own are asked for. Our model scores ``labels`` by ``logprobs.packed_logprobs``.
 
 Miles and slime compute log-probs from the logits themselves: ``--custom-megatron-init-path
 megatron_top_plugin.hosts.init`` puts the contract's in their place (``host_logprob``), and

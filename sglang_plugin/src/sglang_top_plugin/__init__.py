@@ -20,12 +20,24 @@ Install the distribution ``sglang-top-plugin`` beside ``sglang`` and name a cont
 ``meta_info["sampling_seed"]`` the seed that drew it. The contract sets the server arguments that it needs; one that
 contradicts it is refused with one line and exit code 2. The dtype is bfloat16 unless ``dtype="float32"`` is given.
 
-With no contract named, the five hooks of :func:`register` pass every call on untouched.
+With no contract named, the hooks of :func:`register` pass every call on untouched.
 """
+
+import os
+import sys
 
 
 def register() -> None:
-    """The entry point of ``sglang.srt.plugins``: hooks the flag in, and nothing else. Called once in every process."""
-    from . import flag
+    """The entry point of ``sglang.srt.plugins``: hooks the flag in, and nothing else. Called once in every process.
+
+    SGLang logs what is raised here and goes on; in a job under a contract the process ends instead.
+    """
+    try:
+        from . import flag
+    except Exception as error:
+        if os.environ.get("TRUE_ON_POLICY_CONTRACT"):
+            print(f"true on-policy: the plugin can't be loaded: {type(error).__name__}: {error}", file=sys.stderr)
+            raise SystemExit(2) from error
+        raise
 
     flag.register()

@@ -1,8 +1,8 @@
 """What differs between the sglang versions of the supported range, each difference once and told by what the engine
 has, not by its number. Everything else of the plugin is the same for all of them.
 
-- Server arguments are a dataclass, resolved as it is made; from 0.5.20 on a `msgspec.Struct` of what was given,
-  resolved beside it before the engine starts.
+- Server arguments are a dataclass, resolved as it is made. From 0.5.19 on they hold what was given and are resolved
+  later, beside it; from 0.5.20 on they are a `msgspec.Struct`.
 - The rank of a scheduler process is an argument of `configure_scheduler_process`; from 0.5.21 on it stands in the
   published context.
 - From 0.5.21 on, updates from tensors and distributed ones stand between `begin_weight_update` and `end_weight_update`;
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -21,12 +22,14 @@ from sglang.srt import server_args as _module
 #: The engine's own class, whatever stands under its name later.
 STOCK_SERVER_ARGS: Any = _module.ServerArgs
 #: Whether server arguments hold what was given, and what they resolve to stands beside it.
-ARE_RESOLVED_LATER = issubclass(STOCK_SERVER_ARGS, msgspec.Struct)
+ARE_RESOLVED_LATER = hasattr(STOCK_SERVER_ARGS, "resolve_once")
+#: Whether they are a Struct, whose construction calls no ``__init__``.
+IS_STRUCT = issubclass(STOCK_SERVER_ARGS, msgspec.Struct)
 
 
 def field_names(server_args_class: Any) -> tuple[str, ...]:
     """The fields of server arguments, in the order of the constructor."""
-    if ARE_RESOLVED_LATER:
+    if IS_STRUCT:
         return tuple(server_args_class.__struct_fields__)
     import dataclasses
 
@@ -51,7 +54,7 @@ def declared(server_args: Any) -> dict[str, str]:
 
 def is_copy(keywords: dict[str, Any]) -> bool:
     """Whether a Struct is being made anew from another one's fields, as unpickling does: no person gives them all."""
-    return ARE_RESOLVED_LATER and keywords.keys() >= set(STOCK_SERVER_ARGS.__struct_fields__)
+    return IS_STRUCT and keywords.keys() >= set(STOCK_SERVER_ARGS.__struct_fields__)
 
 
 def server_args_class(construct: Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]) -> type:
@@ -93,23 +96,23 @@ def scheduler_rank(given: tuple[Any, ...], keywords: dict[str, Any]) -> int:
     """The tensor-parallel rank of this scheduler process; ``given`` follows ``gpu_id`` there."""
     if "tp_rank" in keywords:
         return int(keywords["tp_rank"])
-    if HAS_UPDATE_SESSION:
+    if has_update_session():
         from sglang.srt.runtime_context import get_parallel
 
         return int(get_parallel().tp_rank)
     return int(given[0])
 
 
-def _has(owner: str, name: str) -> bool:
-    import pkgutil
+@cache
+def has_update_session() -> bool:
+    """Whether updates from tensors and distributed ones must stand between a begin and an end."""
+    # here, because it imports what only a scheduler needs
+    from sglang.srt.managers.scheduler_components.weight_updater import SchedulerWeightUpdaterManager
 
-    return hasattr(pkgutil.resolve_name(owner), name)
+    return hasattr(SchedulerWeightUpdaterManager, "begin_weight_update")
 
 
-_UPDATER = "sglang.srt.model_executor.model_runner_components.weight_updater.WeightUpdater"
-_MANAGER = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
-_WORKER = "sglang.srt.managers.tp_worker.BaseTpWorker"
-
-#: Whether updates from tensors and distributed ones must stand between a begin and an end.
-HAS_UPDATE_SESSION = _has(_MANAGER, "begin_weight_update")
-DESERIALIZE = f"{_WORKER}.{'deserialize_own_rank' if HAS_UPDATE_SESSION else '_deserialize_own_rank'}"
+def deserialize_target() -> str:
+    """The function that reads a rank's payload of an update from tensors."""
+    name = "deserialize_own_rank" if has_update_session() else "_deserialize_own_rank"
+    return f"sglang.srt.managers.tp_worker.BaseTpWorker.{name}"

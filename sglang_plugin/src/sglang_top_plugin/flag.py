@@ -60,10 +60,10 @@ def _without_a_name() -> None:
 
 
 def register() -> None:
-    """Hands the five hooks that are there with and without a contract to SGLang, which applies them after all plugins
+    """Hands the hooks that are there with and without a contract to SGLang, which applies them after all plugins
     have handed in theirs: applied here, they would shut out what later plugins hook on the same functions."""
     hooks.register(FLAG_HOOKS)
-    if compat.ARE_RESOLVED_LATER:
+    if compat.IS_STRUCT:
         compat.hand_to_engines(_SERVER_ARGS_CLASS)
 
 
@@ -168,7 +168,7 @@ def _enter_scheduler(server_args: Any, gpu_id: int, *args: Any, **kwargs: Any) -
 
 
 _SERVER_ARGS = "sglang.srt.server_args.ServerArgs"
-_SERVER_ARGS_CLASS: Any = compat.server_args_class(_make) if compat.ARE_RESOLVED_LATER else None
+_SERVER_ARGS_CLASS: Any = compat.server_args_class(_make) if compat.IS_STRUCT else None
 
 _TAKES_THE_NAME = "takes the contract's name off the arguments and sets what it decides; there is no field registry"
 _BEFORE_SCHEDULERS = (
@@ -178,7 +178,9 @@ _BEFORE_SCHEDULERS = (
 _CONSTRUCTION: tuple[hooks.Hook, ...]
 if compat.ARE_RESOLVED_LATER:
     _CONSTRUCTION = (
-        hooks.Hook(_SERVER_ARGS, _SERVER_ARGS_CLASS, HookType.REPLACE, _TAKES_THE_NAME),
+        hooks.Hook(_SERVER_ARGS, _SERVER_ARGS_CLASS, HookType.REPLACE, _TAKES_THE_NAME)
+        if compat.IS_STRUCT
+        else hooks.Hook(f"{_SERVER_ARGS}.__init__", _construct, HookType.AROUND, _TAKES_THE_NAME),
         hooks.Hook(
             "sglang.srt.arg_groups.pipeline.run_resolution_pipeline",
             _resolve,

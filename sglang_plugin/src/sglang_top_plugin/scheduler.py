@@ -255,7 +255,7 @@ SCHEDULER_HOOKS = (
                 "works on the loaded weights: receipts are stale",
             ),
         )
-        if compat.HAS_UPDATE_SESSION
+        if compat.has_update_session()
         else ()
     ),
     Hook(

@@ -28,6 +28,8 @@ from ._contract.schema.versions import check_versions, installed_versions
 #: Stands in a marked object's ``__dict__`` and travels with it: fields that a user may not choose and that were not at
 #: their defaults when the object was made, by what they held.
 _MADE = "true_on_policy_made"
+#: What an engine of a later version runs with, in fields that are not free, as its own handlers had resolved them.
+_RESOLVED = "true_on_policy_resolved"
 _THREADS_BIND = "SGLANG_CPU_OMP_THREADS_BIND"
 #: Distributions that SGLang's own installation brings along as plugins. Their hooks add flags to the parser and change
 #: schedulers, and a contract's scheduler processes load no other plugin.
@@ -160,6 +162,13 @@ def recheck(server_args: Any, contract: TrueOnPolicyContract) -> None:
                 f"sglang.server_args {field}={found}: refused, because it was changed after the ServerArgs was made; "
                 f"allowed: {at_first}; give it to the constructor, which says why, or leave it out"
             )
+    for field, at_first in (getattr(server_args, _RESOLVED, None) or {}).items():
+        found = repr(compat.resolved(server_args, field))
+        if found != at_first:
+            raise OptionRefused(
+                f"sglang.server_args {field}={found}: refused, because it was declared beside the ServerArgs after it "
+                f"was resolved; allowed: {at_first}; leave it out"
+            )
 
 
 def check_undeclared(server_args: Any) -> None:
@@ -183,6 +192,8 @@ def check_resolved(server_args: Any) -> None:
         OptionRefused: as :func:`recheck`.
     """
     recheck(server_args, load_contract(server_args.true_on_policy_contract))
+    bound = _bound_fields(dataclass_defaults(type(server_args)))
+    server_args.__dict__[_RESOLVED] = {field: repr(compat.resolved(server_args, field)) for field in bound}
 
 
 def mark(server_args: Any, name: str) -> None:

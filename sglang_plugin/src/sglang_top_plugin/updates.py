@@ -271,7 +271,7 @@ _WHY = "stock loads what it is given and serves a half-loaded model: checked bef
 
 UPDATE_HOOKS = (
     Hook(
-        compat.DESERIALIZE,
+        compat.deserialize_target(),
         _deserialized,
         HookType.AROUND,
         "a payload that cannot be read would end the process of one rank, while the others wait",
@@ -282,7 +282,7 @@ UPDATE_HOOKS = (
             Hook(f"{_UPDATER}.receive_weights_from_distributed", _received, HookType.AROUND, _WHY),
             Hook(f"{_UPDATER}.load_weights_from_distributed", _load_received, HookType.AROUND, _WHY),
         )
-        if compat.HAS_UPDATE_SESSION
+        if compat.has_update_session()
         else (Hook(f"{_UPDATER}.update_weights_from_distributed", _from_distributed, HookType.AROUND, _WHY),)
     ),
     Hook(f"{_UPDATER}.update_weights_from_disk", _from_disk, HookType.AROUND, _WHY),

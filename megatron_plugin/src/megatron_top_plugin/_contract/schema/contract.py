@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
@@ -11,6 +12,8 @@ from .errors import UnknownContract, one_line
 from .policy import Frozen, KernelPolicy, KernelSetName
 
 Scalar = bool | int | float | str | None
+#: Distributions whose versions every contract must have been proven on.
+_VERSIONED = frozenset({"sglang", "megatron-core", "torch"})
 RopeType = Literal["default", "llama3"]
 
 
@@ -82,8 +85,14 @@ class TrueOnPolicyContract(Frozen):
                 f"{sorted(self.kernel_policy.kernel_sets)}"
             )
         for name, packages in self.engine_versions.items():
-            if not packages or not all(packages.values()):
-                raise ValueError(f"engine_versions of kernel set {name}: each package needs a version")
+            if missing := sorted(_VERSIONED - packages.keys()):
+                raise ValueError(f"engine_versions of kernel set {name}: {missing[0]} is missing")
+            for package, versions in packages.items():
+                if not versions or list(versions) != sorted(versions, key=_numbers):
+                    raise ValueError(
+                        f"engine_versions of kernel set {name}: {package} needs its versions, oldest first, got "
+                        f"{list(versions)}"
+                    )
         return self
 
     def canonical_json(self) -> bytes:
@@ -117,6 +126,10 @@ class TrueOnPolicyContract(Frozen):
                 f"{source}: not a valid contract: {one_line(error)}; "
                 "write it with TrueOnPolicyContract.canonical_json()"
             ) from error
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(number) for number in re.findall("[0-9]+", version)]
 
 
 def canonical_json(value: Any) -> bytes:
