@@ -302,6 +302,7 @@ def test_another_package_adds_a_family(packages: Installer, form: str) -> None:
         ("other", "data = 3", "yields int; it must yield JSON"),
         ("other", "data = b'{}'", "not a valid profile: family: Field required"),
         ("other", "raise RuntimeError('no')", "could not be loaded: RuntimeError: no"),
+        ("other", "import sys\nsys.exit()", "could not be loaded: SystemExit"),
         ("wrong", f"data = {other_profile()!r}", "holds family 'other'; the name must be 'wrong'"),
     ],
 )
