@@ -117,7 +117,7 @@ MILES_ARGS=(
   --rollout-num-gpus-per-engine 2
   # model and contract
   --hf-checkpoint "$MODEL_DIR"  # sizes, tokenizer and the rollout's first weights
-  --ref-load /models/Qwen3-8B-Base_torch_dist  # the Megatron checkpoint that training starts from
+  --ref-load "${MODEL_DIR}_torch_dist"  # the Megatron checkpoint that training starts from
   --custom-model-provider-path megatron_top_plugin.hosts.model_provider  # the whole model under the contract
   --custom-megatron-init-path megatron_top_plugin.hosts.init  # the host's log-prob becomes the contract's
   --custom-megatron-before-log-prob-hook-path megatron_top_plugin.hosts.show_receipts  # each rank shows its receipt

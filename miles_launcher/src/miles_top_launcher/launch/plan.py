@@ -36,6 +36,8 @@ class PlannedModel(Frozen):
     name: str
     hub_names: tuple[str, ...]
     directory: str
+    from_folder: bool
+    """Whether `--model` was a folder, somebody's own, and not a published name."""
     family: str | None
     contract: str
     parameters: int
@@ -133,6 +135,7 @@ def _model(request: LaunchRequest, known: KnownModel) -> PlannedModel:
         name=name,
         hub_names=known.hub_names,
         directory=directory,
+        from_folder=known.folder is not None,
         family=known.family.family if known.family is not None else None,
         contract=known.contract.name,
         parameters=total,
