@@ -34,7 +34,8 @@ def _header(plan: Plan) -> str:
             "#!/usr/bin/env bash",
             _comment(
                 f"{plan.model.name} under {plan.model.contract}: trainer tp={train.tp} pp={train.pp} cp={train.cp} "
-                f"dp={train.dp}, {plan.cluster.engines} engines of tp={plan.layout.rollout.tp}. Written by miles-top plan."
+                f"dp={train.dp}, {plan.cluster.engines} engines of tp={plan.layout.rollout.tp}. Written by miles-top "
+                "plan."
             ),
             *map(_comment, told),
             "# Usage: SCRIPT prepare|miles|sglang|megatron [arguments of the program]",
