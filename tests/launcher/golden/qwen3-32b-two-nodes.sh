@@ -3,6 +3,7 @@
 # not run: this model in this layout is planned, not run
 # note: 4 optimiser steps a rollout: the first is on-policy, later ones see stale tokens
 # note: several machines have not been run
+# note: Miles needs the stand-ins of docs/hosts.md on stock engines, and at --ref-load a torch_dist checkpoint that megatron.training or Miles' own converter has made
 # Usage: SCRIPT prepare|miles|sglang|megatron [arguments of the program]
 set -euo pipefail
 

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Qwen3-8B-Base under qwen3_dense_true_on_policy_v1: trainer tp=2 pp=1 cp=1 dp=2, 2 engines of tp=2. Written by miles-top plan.
 # not run: this model in this layout is planned, not run
+# note: Miles needs the stand-ins of docs/hosts.md on stock engines, and at --ref-load a torch_dist checkpoint that megatron.training or Miles' own converter has made
 # Usage: SCRIPT prepare|miles|sglang|megatron [arguments of the program]
 set -euo pipefail
 
