@@ -87,6 +87,8 @@ def test_a_package_is_not_loaded_until_it_is_named(packages: Installer) -> None:
         ("data = '{}'", "not a valid contract: "),
         ("data = b'{'", "not a valid contract: "),
         ("other = 1", "could not be loaded: AttributeError"),
+        ("import sys\nsys.exit()", "could not be loaded: SystemExit"),
+        ("import sys\ndef data():\n    sys.exit(0)", "could not be loaded: SystemExit"),
         (f"data = {family('third_v1', 'X')!r}", "holds contract 'third_v1'; the name must be 'wrong_v1'"),
     ],
 )

@@ -24,10 +24,12 @@ from miles_top_launcher.random_model import RANDOM_MODELS
 
 NAMES = [name for model in profiles()[0].models for name in model.hub_names]
 TP, PP, CP = "tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"
+#: Where activations are kept, a GPU has room for fewer of them.
+SMALL = {"max_tokens_per_gpu": 2048, "rollout_max_context_len": 8192}
 LAYOUTS: list[dict[str, Any]] = [
     {"gpus_per_node": 8, TP: 2, "rollout_num_gpus_per_engine": 2, "optimizer_cpu_offload": True},
-    {"nodes": 2, TP: 4, PP: 2, CP: 2, "global_batch_size": 64, "recompute_granularity": "selective"},
-    {"nodes": 8, TP: 1, PP: 4, CP: 4, "rollout_num_gpus_per_engine": 8, "recompute_granularity": "none"},
+    {"nodes": 2, TP: 4, PP: 2, CP: 2, "global_batch_size": 64, "recompute_granularity": "selective", **SMALL},
+    {"nodes": 8, PP: 4, CP: 4, "rollout_num_gpus_per_engine": 8, "recompute_granularity": "none", **SMALL},
     {"nodes": 3, "colocate": False, "rollout_num_gpus": 8, TP: 8, "rollout_num_gpus_per_engine": 4},
 ]
 #: What a host derives itself, and the model provider replaces; or decides by the device.
@@ -91,7 +93,7 @@ def test_a_plan_that_breaks_a_rule_would_not_be_taken(hopper: pytest.MonkeyPatch
 def test_sglangs_own_parser_takes_every_model(name: str, kernel_set: str) -> None:
     from sglang.srt.server_args import ServerArgs
 
-    plan = make_plan(LaunchRequest.model_validate({"model": name, "kernel_set": kernel_set, TP: 2}))
+    plan = make_plan(LaunchRequest.model_validate({"model": name, "kernel_set": kernel_set, TP: 4}))
     parser = argparse.ArgumentParser(allow_abbrev=False)
     ServerArgs.add_cli_args(parser)
     if "--true-on-policy-contract" not in parser._option_string_actions:

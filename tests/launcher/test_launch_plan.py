@@ -18,9 +18,14 @@ import yaml
 from typer.testing import CliRunner, Result
 
 from miles_top_launcher.cli import app
-from miles_top_launcher.launch.arguments import words
 from miles_top_launcher.launch.formats import FORMATS, Format
-from miles_top_launcher.launch.job import MILES_DRIVER, ray_command
+from miles_top_launcher.launch.job import (
+    MILES_DRIVER,
+    engines_per_node,
+    ray_command,
+    sglang_command,
+    torchrun_command,
+)
 from miles_top_launcher.launch.memory import GIB, layer_bytes_per_token, rank_parameters
 from miles_top_launcher.launch.plan import make_plan, recommended
 from miles_top_launcher.launch.request import LaunchRequest, flag_name
@@ -187,7 +192,7 @@ def test_output_is_what_would_be_printed_and_a_script_can_be_run(tmp_path: Path)
 
 
 STUB = """#!/bin/sh
-for word in "$0" "$@"; do printf '%s\\n' "$word"; done >> "$SEEN"
+printf '%s\\n' "$0" "$@" >> "$SEEN"
 env | grep -c '^SGLANG_PLUGINS=true_on_policy$' >> "$SEEN"
 """
 
@@ -196,7 +201,8 @@ env | grep -c '^SGLANG_PLUGINS=true_on_policy$' >> "$SEEN"
 def test_the_script_runs_the_commands_of_the_plan(tmp_path: Path, name: str) -> None:
     plan = make_plan(LaunchRequest.model_validate(LAUNCHES[name]))
     script = tmp_path / "launch.sh"
-    script.write_text(FORMATS["shell"](plan))
+    # every engine is waited for: stand-ins end at once, and the first that ends would end the others
+    script.write_text(FORMATS["shell"](plan).replace("  wait -n\n", "  wait\n"))
     subprocess.run(["bash", "-n", script], check=True)
     stubs = tmp_path / "bin"
     stubs.mkdir()
@@ -208,17 +214,21 @@ def test_the_script_runs_the_commands_of_the_plan(tmp_path: Path, name: str) -> 
         seen = tmp_path / "seen"
         seen.unlink(missing_ok=True)
         environment = {"PATH": f"{stubs}:/usr/bin:/bin", "SEEN": str(seen), "TRAIN_SCRIPT": "train me.py"}
-        several = {"NODE_RANK": "1", "MASTER_ADDR": "host0"}
+        several = {name: name for name in ("NODE_RANK", "MASTER_ADDR", "MASTER_PORT")}
         subprocess.run(["bash", script, *arguments], check=True, env={**environment, **several}, timeout=60)
         return seen.read_text().splitlines()
 
     directory = plan.model.directory
     assert run("prepare")[1:-1] == ["download", plan.model.hub_names[0], "--local-dir", directory]
+    data = json.loads(FORMATS["json"](plan))["commands"]
     trainer = run("megatron", "--data-path", "a b")
-    start = trainer.index("train me.py")
-    assert trainer[start + 1 : -1] == [*words(plan.megatron), "--hf-checkpoint", directory, "--data-path", "a b"]
-    engines = run("sglang")
-    assert engines.count("sglang.launch_server") >= 1
+    assert trainer[1:-1] == [*torchrun_command(plan, "train me.py")[1:], "--data-path", "a b"]
+    assert trainer[1:-3] == [("train me.py" if one == "TRAIN_SCRIPT" else one) for one in data["megatron"][1:]]
+    engines = "\n".join(run("sglang"))
+    assert engines.count("sglang.launch_server") == engines_per_node(plan)
+    for engine in range(engines_per_node(plan)):
+        assert "\n".join(sglang_command(plan, engine)) in engines
+    assert data["sglang"] == list(sglang_command(plan))
     if plan.miles:
         job = run("miles", "--rm-type", "math")
         assert job[1:-1] == [*ray_command(plan)[1:], "--rm-type", "math"]

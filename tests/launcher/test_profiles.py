@@ -15,7 +15,7 @@ from miles_top_launcher._contract.schema.layout_rules import LayoutFacts, broken
 from miles_top_launcher._contract.schema.profile import check_kernel_set
 from miles_top_launcher._contract.schema.registry import load_contract
 from miles_top_launcher.launch.memory import parameters
-from miles_top_launcher.launch.plan import make_plan, recommended
+from miles_top_launcher.launch.plan import RAN_AS, make_plan, recommended
 from miles_top_launcher.launch.request import LaunchRequest
 from miles_top_launcher.problems import BadInput
 from miles_top_launcher.profiles.profile import FamilyProfile, Model, Ran
@@ -120,7 +120,7 @@ def test_an_unknown_size_of_the_architecture_is_planned_and_said_to_be_unknown(t
     folder = write_config(tmp_path / "mine", MODELS["Qwen3-4B"], num_hidden_layers=20)
     plan = make_plan(LaunchRequest(model=str(folder)))
     assert plan.model.hub_names == () and plan.model.family is None
-    assert plan.notes == ("no published model of a profile has these sizes: planned by the rules alone",)
+    assert plan.notes[0] == "no published model of a profile has these sizes: planned by the rules alone"
     assert plan.evidence.status == "not run"
     with pytest.raises(BadInput, match=r"--recommended: .* has the sizes of no published model"):
         recommended(str(folder), None)
@@ -203,6 +203,18 @@ def test_what_is_recommended_works_and_says_whether_it_ran(name: str) -> None:
         assert [Path(record).name.split("-")[3] for record in plan.evidence.records] == ["cell", "steps"]
 
 
+def test_records_speak_of_no_other_temperature() -> None:
+    launch = {"model": "Qwen/Qwen3-4B", **recommended("Qwen/Qwen3-4B", None)}
+    assert make_plan(LaunchRequest.model_validate(launch)).evidence.status == "ran"
+    other = make_plan(LaunchRequest.model_validate({**launch, "rollout_temperature": 0.7})).evidence
+    assert (other.status, other.records) == ("not run", ()) and "temperature 1 only" in other.note
+
+
+def test_what_miles_needs_is_said_where_there_is_a_plan_for_it() -> None:
+    assert "stand-ins of docs/hosts.md" in make_plan(LaunchRequest(model="Qwen3-4B")).notes[-1]
+    assert make_plan(LaunchRequest(model="Qwen3-0.6B", kernel_set="cpu", gpus_per_node=1)).notes == ()
+
+
 RAN = [(model, ran) for model in FAMILY.models for ran in model.ran]
 
 
@@ -212,6 +224,9 @@ def test_evidence_is_of_this_shape_and_layout_and_exact(model: Model, ran: Ran) 
     for record in ran.records:
         found = json.loads((ROOT / record).read_text(encoding="utf-8"))
         assert found["run"]["kernel_set"] == "hopper"
+        asked = found["run"]["sizes"]
+        assert f"about {asked['prompt_tokens']} tokens, {asked['new_tokens']} new" in RAN_AS
+        assert len(found["run"]["device"]) == 2 and all("H200" in one for one in found["run"]["device"])
         assert len(found["run"]["device"]) >= max(ran.rollout_tp, ran.tp * ran.pp * ran.cp * ran.dp)
         sizes = {**found["result"]["layout"]["train"], "rollout_tp": found["result"]["layout"]["rollout"]["tp"]}
         assert {name: sizes[name] for name in ("rollout_tp", "tp", "pp", "cp", "dp")} == ran.model_dump(
@@ -302,6 +317,7 @@ def test_another_package_adds_a_family(packages: Installer, form: str) -> None:
         ("other", "data = 3", "yields int; it must yield JSON"),
         ("other", "data = b'{}'", "not a valid profile: family: Field required"),
         ("other", "raise RuntimeError('no')", "could not be loaded: RuntimeError: no"),
+        ("other", "import sys\nsys.exit()", "could not be loaded: SystemExit"),
         ("wrong", f"data = {other_profile()!r}", "holds family 'other'; the name must be 'wrong'"),
     ],
 )

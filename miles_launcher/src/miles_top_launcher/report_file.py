@@ -45,14 +45,18 @@ def _is_report(path: Path, keys: Set[str]) -> bool:
 
 def write_json(value: Mapping[str, Any] | Sequence[Mapping[str, Any]], path: Path) -> None:
     """Write JSON, whole or not at all: a reader never sees half of it. NaN and infinities raise ValueError."""
-    text = json.dumps(value, indent=2, allow_nan=False) + "\n"
+    write_whole((json.dumps(value, indent=2, allow_nan=False) + "\n").encode(), path)
+
+
+def write_whole(data: bytes, path: Path, mode: int = 0o644) -> None:
+    """Write a file beside `path` and put it in its place. Raises OSError, and leaves what stood there."""
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        Path(name).chmod(0o644)
+        Path(name).chmod(mode)
         Path(name).replace(path)
     except BaseException:
         with suppress(FileNotFoundError):

@@ -3,6 +3,7 @@
 # not run: this model in this layout is planned, not run
 # note: 4 optimiser steps a rollout: the first is on-policy, later ones see stale tokens
 # note: several machines have not been run
+# note: Miles needs the stand-ins of docs/hosts.md on stock engines, and at --ref-load a torch_dist checkpoint that megatron.training or Miles' own converter has made
 # Usage: SCRIPT prepare|miles|sglang|megatron [arguments of the program]
 set -euo pipefail
 
@@ -124,7 +125,7 @@ MILES_ARGS=(
   --rollout-num-gpus-per-engine 4
   # model and contract
   --hf-checkpoint "$MODEL_DIR"  # sizes, tokenizer and the rollout's first weights
-  --ref-load /models/Qwen3-32B_torch_dist  # the Megatron checkpoint that training starts from
+  --ref-load "${MODEL_DIR}_torch_dist"  # the Megatron checkpoint that training starts from
   --custom-model-provider-path megatron_top_plugin.hosts.model_provider  # the whole model under the contract
   --custom-megatron-init-path megatron_top_plugin.hosts.init  # the host's log-prob becomes the contract's
   --custom-megatron-before-log-prob-hook-path megatron_top_plugin.hosts.show_receipts  # each rank shows its receipt

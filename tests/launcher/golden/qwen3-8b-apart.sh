@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Qwen3-8B-Base under qwen3_dense_true_on_policy_v1: trainer tp=2 pp=1 cp=1 dp=2, 2 engines of tp=2. Written by miles-top plan.
 # not run: this model in this layout is planned, not run
+# note: Miles needs the stand-ins of docs/hosts.md on stock engines, and at --ref-load a torch_dist checkpoint that megatron.training or Miles' own converter has made
 # Usage: SCRIPT prepare|miles|sglang|megatron [arguments of the program]
 set -euo pipefail
 
@@ -117,7 +118,7 @@ MILES_ARGS=(
   --rollout-num-gpus-per-engine 2
   # model and contract
   --hf-checkpoint "$MODEL_DIR"  # sizes, tokenizer and the rollout's first weights
-  --ref-load /models/Qwen3-8B-Base_torch_dist  # the Megatron checkpoint that training starts from
+  --ref-load "${MODEL_DIR}_torch_dist"  # the Megatron checkpoint that training starts from
   --custom-model-provider-path megatron_top_plugin.hosts.model_provider  # the whole model under the contract
   --custom-megatron-init-path megatron_top_plugin.hosts.init  # the host's log-prob becomes the contract's
   --custom-megatron-before-log-prob-hook-path megatron_top_plugin.hosts.show_receipts  # each rank shows its receipt

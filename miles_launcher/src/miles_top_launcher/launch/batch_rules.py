@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 from .._contract.schema.layout_rules import LENGTH_REASON, LENGTH_RULE, LENGTH_SAYS
 from .._contract.schema.layout_search import nearest_multiples
 from .batch import batch_of
 from .cluster import layout_of
 from .facts import LaunchFacts, LaunchRule
-from .request import flag_name
+from .memory import GIB, train_memory
+from .request import LaunchRequest, flag_name
 
 #: A number beyond was mistyped.
 MOST_SAMPLES = 1 << 24
@@ -44,10 +47,12 @@ def _sequence_cut(facts: LaunchFacts) -> str | None:
     length = batch_of(facts.request, facts.shape).max_context_len
     train = layout_of(facts.request, facts.cluster).train
     if length % train.sequence_multiple:
-        near = " or ".join(str(one) for one in nearest_multiples(length, train.sequence_multiple))
+        shortest, longest = facts.request.rollout_max_response_len or 1, facts.shape.max_position_embeddings
+        multiples = nearest_multiples(length, train.sequence_multiple)
+        near = " or ".join(str(one) for one in multiples if shortest < one <= longest)
         return (
             f"--rollout-max-context-len {length} is no multiple of {train.sequence_multiple}, which cp={train.cp} with "
-            f"cp_layout={train.cp_layout} needs; use {near}"
+            f"cp_layout={train.cp_layout} needs; use {near or 'a smaller --context-parallel-size'}"
         )
     return None
 
@@ -62,11 +67,12 @@ def _samples(facts: LaunchFacts) -> str | None:
         return f"a rollout of {samples} samples; use {MOST_SAMPLES} or fewer"
     size = batch_of(request, facts.shape).global_batch_size
     if size < 1 or samples % size:
-        fits = [one for one in divisors_near(samples, size) if one % layout_of(request, facts.cluster).train.dp == 0]
+        dp = layout_of(request, facts.cluster).train.dp
+        fits = [one for one in divisors_near(samples, size) if one % dp == 0]
         return (
             f"--global-batch-size {size} does not divide the {samples} samples of a rollout "
             f"({request.rollout_batch_size} prompts x {request.n_samples_per_prompt})"
-            + (f"; nearest that work: {', '.join(map(str, fits[:3]))}" if fits else "; leave it out")
+            + (f"; nearest that work: {', '.join(map(str, fits[:3]))}" if fits else f"; {_other_prompts(request, dp)}")
         )
     return None
 
@@ -82,10 +88,37 @@ def _data_parallel_batch(facts: LaunchFacts) -> str | None:
             f"--global-batch-size {batch.global_batch_size} does not divide by dp={dp}; nearest that work: "
             f"{', '.join(map(str, fits[:3]))}"
         )
-    near = nearest_multiples(request.rollout_batch_size, dp)
+    return f"a rollout of {batch.samples} samples does not divide by dp={dp}; {_other_prompts(request, dp)}"
+
+
+def _other_prompts(request: LaunchRequest, dp: int) -> str:
+    """Numbers of prompts whose samples divide by DP, all of them one step."""
+    multiples = nearest_multiples(request.rollout_batch_size, dp // math.gcd(dp, request.n_samples_per_prompt))
+    fits = [str(one) for one in multiples if one * request.n_samples_per_prompt <= MOST_SAMPLES]
+    if not fits:
+        return "use fewer --n-samples-per-prompt"
+    without = "" if request.global_batch_size is None else " without --global-batch-size"
+    return f"nearest that work: --rollout-batch-size {' or '.join(fits)}{without}"
+
+
+def _batch_fits(facts: LaunchFacts) -> str | None:
+    request, shape = facts.request, facts.shape
+    if request.kernel_set == "cpu":
+        return None
+    side = train_memory(request, shape, layout_of(request, facts.cluster).train, batch_of(request, shape))
+    if side.headroom_bytes >= 0:
+        return None
+    # a micro-batch holds at least one sequence
+    longest = -(-batch_of(request, shape).max_context_len // request.context_parallel_size)
+    tokens = (
+        f"lower --max-tokens-per-gpu {request.max_tokens_per_gpu}"
+        if longest < request.max_tokens_per_gpu
+        else f"shorten --rollout-max-context-len (a sequence is {longest} tokens of a GPU)"
+    )
+    full = "" if request.recompute_granularity == "full" else ", or give --recompute-granularity full"
     return (
-        f"a rollout of {batch.samples} samples does not divide by dp={dp}; nearest that work: --rollout-batch-size "
-        f"{' or '.join(map(str, near))}"
+        f"the trainer takes {side.total_bytes / GIB:.1f} GiB of a GPU's {request.gpu_memory_gib:g}, "
+        f"{side.lines[3].bytes / GIB:.1f} of them activations; {tokens}, raise tensor- or pipeline-parallel size{full}"
     )
 
 
@@ -131,5 +164,11 @@ BATCH_RULES = (
         "DP divides the global batch.",
         "Megatron gives each data-parallel rank equally many samples.",
         _data_parallel_batch,
+    ),
+    LaunchRule(
+        "trainer_batch_fits",
+        "Weights, gradients, optimiser state, activations and logits of a micro-batch fit into a GPU.",
+        "The trainer would run out of memory at its first step.",
+        _batch_fits,
     ),
 )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from rich.console import Console
 from .._contract.schema.errors import Refusal
 from ..exit_codes import EXACT, REFUSED
 from ..problems import BadInput, one_line
+from ..report_file import write_whole
 from .formats import FORMATS, Format
 from .plan import make_plan, recommended
 from .request import LaunchRequest
@@ -49,11 +52,12 @@ def launch_request(request: PlanRequest) -> LaunchRequest:
 def run_plan(request: PlanRequest) -> int:
     """Plan, and print or write; returns the exit code: 0 planned, 2 refused or bad input."""
     try:
-        text = FORMATS[request.format](make_plan(launch_request(request)))
+        launch = launch_request(request)
+        text = FORMATS[request.format](make_plan(launch))
         if request.output is None:
-            sys.stdout.write(text)
-            sys.stdout.flush()
+            _print(text)
         else:
+            _keep_inputs(request, launch, request.output)
             _write(request.output, text, executable=request.format == "shell")
     except Refusal as refusal:
         line = one_line(refusal, LONGEST_REFUSAL)
@@ -62,12 +66,52 @@ def run_plan(request: PlanRequest) -> int:
     return EXACT
 
 
+def _print(text: str) -> None:
+    output: Any = sys.stdout
+    try:
+        if output is None:
+            raise OSError("it is closed")
+        output.write(text)
+        output.flush()
+    except (OSError, ValueError) as error:
+        # what is left in the buffer would fail again when Python ends, with lines and an exit code of its own
+        with suppress(OSError, ValueError, AttributeError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), output.fileno())
+        raise BadInput(f"standard output can't be written: {one_line(error)}; give --output FILE") from None
+
+
+def _keep_inputs(request: PlanRequest, launch: LaunchRequest, output: Path) -> None:
+    """Refuse an output that would overwrite what the plan was made of."""
+    try:
+        inputs = [("--config", request.config), ("the model's config.json", _config_of(launch.model))]
+        same = [
+            name
+            for name, path in inputs
+            if path is not None and path.exists() and output.exists() and output.samefile(path)
+        ]
+    except (OSError, ValueError) as error:
+        raise BadInput(f"--output {output}: can't be looked at: {one_line(error)}") from None
+    if same:
+        raise BadInput(f"--output {output}: is {same[0]}; name another file")
+
+
+def _config_of(model: str) -> Path | None:
+    try:
+        return Path(model).expanduser() / "config.json"
+    except RuntimeError:
+        # `~someone` who has no home here
+        return None
+
+
 def _write(path: Path, text: str, executable: bool) -> None:
     try:
-        path.write_text(text, encoding="utf-8")
-        if executable:
-            path.chmod(0o755)
-    except (OSError, ValueError) as error:
+        data = text.encode("utf-8")
+        # a link stays one, and what it points to is written
+        target = path.resolve()
+        if target.exists() and not target.is_file():
+            raise OSError("it is no regular file")
+        write_whole(data, target, 0o755 if executable else 0o644)
+    except (OSError, ValueError, RuntimeError) as error:
         raise BadInput(
             f"--output {path}: can't be written: {one_line(error)}; name a file in a folder that exists"
         ) from None

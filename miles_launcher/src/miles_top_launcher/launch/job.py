@@ -12,20 +12,35 @@ from .sglang import FIRST_PORT
 def sglang_command(plan: Plan, engine: int = 0) -> tuple[str, ...]:
     """Starts one engine of a machine, counted from 0."""
     where = ("--host", "0.0.0.0", "--port", str(FIRST_PORT + engine))
-    gpu = ("--base-gpu-id", str(engine * plan.cluster.engine_gpus)) if plan.memory is not None else ()
+    number = first_gpu(plan) + engine * plan.cluster.engine_gpus
+    gpu = ("--base-gpu-id", str(number)) if plan.memory is not None else ()
     return ("python", "-m", "sglang.launch_server", *words(plan.sglang), *where, *gpu)
 
 
+def first_gpu(plan: Plan) -> int:
+    """The first GPU of a machine that the rollout has: behind the trainer's, where both have their own on it."""
+    return plan.cluster.train_gpus if not plan.cluster.colocate and plan.cluster.nodes == 1 else 0
+
+
+#: torchrun's own.
+MASTER_PORT = 29500
+#: On several machines each fills these in.
+PLACEHOLDERS = ("--node-rank", "NODE_RANK", "--master-addr", "MASTER_ADDR", "--master-port", "MASTER_PORT")
+
+
 def torchrun_command(plan: Plan, script: str) -> tuple[str, ...]:
-    """Starts the trainer's processes of one machine; on several, the node's rank and the master's address are added."""
+    """Starts the trainer's processes of one machine; on several, the rank and the master are words to fill in."""
     return (
         "torchrun",
         "--nnodes",
         str(plan.cluster.actor_nodes),
         "--nproc-per-node",
         str(plan.cluster.actor_gpus_per_node),
+        *(PLACEHOLDERS if plan.cluster.actor_nodes > 1 else ()),
         script,
         *words(plan.megatron),
+        "--hf-checkpoint",
+        plan.model.directory,
     )
 
 

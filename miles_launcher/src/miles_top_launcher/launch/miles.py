@@ -17,6 +17,9 @@ MEGATRON_INIT = "megatron_top_plugin.hosts.init"
 #: Writes each rank's receipt before log-probs are computed.
 RECEIPTS_HOOK = "megatron_top_plugin.hosts.show_receipts"
 
+#: By Miles' own habit the first weights in Megatron's format lie beside the model's folder.
+START_SUFFIX = "_torch_dist"
+
 #: Miles' bundled SGLang knows another name of it; both know this one.
 _RENAMED = {"--cuda-graph-max-bs-decode": "--cuda-graph-max-bs"}
 #: The first travels in the environment, because Miles' driver knows stock SGLang's flags only; the second is left to
@@ -65,7 +68,7 @@ def _contract(request: LaunchRequest, model_dir: str) -> ArgumentGroup:
 
 def start_of(request: LaunchRequest, model_dir: str) -> str:
     """Where Miles finds the first weights in Megatron's format; by its own habit beside the model's folder."""
-    return request.ref_load if request.ref_load is not None else f"{model_dir}_torch_dist"
+    return request.ref_load if request.ref_load is not None else f"{model_dir}{START_SUFFIX}"
 
 
 def _rollout(request: LaunchRequest, batch: Batch) -> ArgumentGroup:

@@ -28,6 +28,12 @@ from .sglang import sglang_groups
 
 Status = Literal["ran", "not run"]
 MODELS_DIR = "/models"
+#: What the records of the profiles are of.
+RAN_AS = (
+    "random weights of this shape in this layout, on two H200s of one host, prompts of about 540 tokens, 512 new, "
+    "temperature 1: log-probs equal bit by bit; Miles: not run"
+)
+RAN_TEMPERATURE = 1.0
 
 
 class PlannedModel(Frozen):
@@ -36,6 +42,8 @@ class PlannedModel(Frozen):
     name: str
     hub_names: tuple[str, ...]
     directory: str
+    from_folder: bool
+    """Whether `--model` was a folder, somebody's own, and not a published name."""
     family: str | None
     contract: str
     parameters: int
@@ -104,7 +112,7 @@ def make_plan(request: LaunchRequest) -> Plan:
         miles=miles_groups(request, known, layout, cluster, batch, model.directory) if device == "cuda" else (),
         memory=memory_of(request, known.shape, layout, batch) if device == "cuda" else None,
         receipts=expected_receipts(request, known.contract, known.shape, layout, cluster, device),
-        notes=_notes(known, layout, cluster, batch),
+        notes=_notes(known, layout, cluster, batch, device),
     )
 
 
@@ -133,6 +141,7 @@ def _model(request: LaunchRequest, known: KnownModel) -> PlannedModel:
         name=name,
         hub_names=known.hub_names,
         directory=directory,
+        from_folder=known.folder is not None,
         family=known.family.family if known.family is not None else None,
         contract=known.contract.name,
         parameters=total,
@@ -143,18 +152,20 @@ def _model(request: LaunchRequest, known: KnownModel) -> PlannedModel:
 
 
 def _evidence(request: LaunchRequest, known: KnownModel, layout: Layout) -> Evidence:
-    """Records are of one layout on one machine: of others they say nothing."""
+    """Records are of one layout on one machine at one temperature: of others they say nothing."""
     train = layout.train
     sizes = (layout.rollout.tp, train.tp, train.pp, train.cp, train.dp)
     for ran in known.model.ran if known.model is not None else ():
         same = (ran.rollout_tp, ran.tp, ran.pp, ran.cp, ran.dp) == sizes
         if same and request.nodes == 1 and request.kernel_set == "hopper":
-            note = "random weights of this shape in this layout on H200s: log-probs equal bit by bit; Miles: not run"
-            return Evidence(status="ran", records=ran.records, note=note)
+            if request.rollout_temperature == RAN_TEMPERATURE:
+                return Evidence(status="ran", records=ran.records, note=RAN_AS)
+            note = f"this layout ran at temperature {RAN_TEMPERATURE:g} only; this one is planned, not run"
+            return Evidence(status="not run", records=(), note=note)
     return Evidence(status="not run", records=(), note="this model in this layout is planned, not run")
 
 
-def _notes(known: KnownModel, layout: Layout, cluster: Cluster, batch: Batch) -> tuple[str, ...]:
+def _notes(known: KnownModel, layout: Layout, cluster: Cluster, batch: Batch, device: str) -> tuple[str, ...]:
     notes = []
     if known.model is None:
         notes.append("no published model of a profile has these sizes: planned by the rules alone")
@@ -166,4 +177,9 @@ def _notes(known: KnownModel, layout: Layout, cluster: Cluster, batch: Batch) ->
         notes.append("tensor- and context-parallel ranks reach over machines: their traffic crosses the network")
     if cluster.nodes > 1:
         notes.append("several machines have not been run")
+    if device == "cuda":
+        notes.append(
+            "Miles needs the stand-ins of docs/hosts.md on stock engines, and at --ref-load a torch_dist checkpoint "
+            "that megatron.training or Miles' own converter has made"
+        )
     return tuple(notes)

@@ -31,9 +31,12 @@ class LaunchRequest(Frozen):
         json_schema_extra={"panel": MODEL},
     )
     model_dir: str | None = flag(
-        None, MODEL, "Where the model's folder is on the machines that run (default: the folder, or /models/NAME)."
+        None,
+        MODEL,
+        "Where the model's folder is on the machines that run (default: the folder, or /models/NAME).",
+        min_length=1,
     )
-    contract: str | None = flag(None, MODEL, "Contract (default: the one that covers the model).")
+    contract: str | None = flag(None, MODEL, "Contract (default: the one that covers the model).", min_length=1)
     kernel_set: KernelSetName = flag("hopper", MODEL, "Kernels of both engines: hopper on H100 and H200, or cpu.")
 
     nodes: int = flag(1, CLUSTER, "Machines.")
@@ -75,10 +78,10 @@ class LaunchRequest(Frozen):
     num_rollout: int = flag(100, TRAINING, "Rollouts of the job.", ge=1)
 
     prompt_data: str | None = flag(
-        None, JOB, "Miles' data set of prompts; left to the script's arguments if not given."
+        None, JOB, "Miles' data set of prompts; left to the script's arguments if not given.", min_length=1
     )
     ref_load: str | None = flag(
-        None, JOB, "Megatron checkpoint that Miles starts from (default: MODEL_DIR_torch_dist)."
+        None, JOB, "Megatron checkpoint that Miles starts from (default: MODEL_DIR_torch_dist).", min_length=1
     )
     receipts_dir: str = flag("/tmp/true-on-policy-receipts", JOB, "Where a Miles job writes receipts.", min_length=1)
     address: str = flag("http://127.0.0.1:8265", JOB, "Ray's dashboard, where the job is submitted.", min_length=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import product
 
 from .._contract.schema.errors import LayoutRefused
@@ -25,9 +26,7 @@ def check_launch(facts: LaunchFacts) -> None:
     name, line = broken
     if name in MENDED:
         near = "; or ".join(_words(facts.request, found) for found in nearest_requests(facts))
-        line += (
-            f"; nearest that work: {near}" if near else "; no layout of this cluster works: use other GPUs or machines"
-        )
+        line += f"; nearest that work: {near}" if near else _none_works(facts)
     raise LayoutRefused(f"layout rule {name}: {line}")
 
 
@@ -48,7 +47,17 @@ def broken_rule(facts: LaunchFacts) -> tuple[str, str] | None:
 
 
 def nearest_requests(facts: LaunchFacts) -> tuple[LaunchRequest, ...]:
-    """At most three requests for the same cluster in other layouts that break no rule of the placement."""
+    """At most three requests for the same cluster in other layouts that break no rule."""
+    return _search(facts, broken_rule)
+
+
+def _none_works(facts: LaunchFacts) -> str:
+    if not _search(facts, _broken_placement):
+        return "; no layout of this cluster works: use other GPUs or machines"
+    return "; no layout of this cluster works with these lengths and batches: change them, or use other machines"
+
+
+def _search(facts: LaunchFacts, broken: Callable[[LaunchFacts], tuple[str, str] | None]) -> tuple[LaunchRequest, ...]:
     tps = divisors(facts.contract.kernel_policy.row_parallel.segments)
     choices = product(tps, divisors(facts.shape.num_hidden_layers), divisors(facts.shape.num_key_value_heads), tps)
     wanted = tuple(getattr(facts.request, name) for name in SIZES)
@@ -60,7 +69,7 @@ def nearest_requests(facts: LaunchFacts) -> tuple[LaunchRequest, ...]:
         made(choice)
         for choice in nearest(
             choices,
-            lambda choice: _broken_placement(facts._replace(request=made(choice))) is None,
+            lambda choice: broken(facts._replace(request=made(choice))) is None,
             lambda choice: (octaves(choice, wanted), *choice),
         )
     )

@@ -5,8 +5,10 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable
 
-from .arguments import ArgumentGroup
-from .job import MILES_DRIVER, engines_per_node, runtime_env
+from ..problems import printable
+from .arguments import Argument, ArgumentGroup
+from .job import MASTER_PORT, MILES_DRIVER, engines_per_node, first_gpu, runtime_env
+from .miles import START_SUFFIX
 from .plan import Plan
 from .sglang import FIRST_PORT
 
@@ -26,13 +28,16 @@ def as_shell(plan: Plan) -> str:
 
 def _header(plan: Plan) -> str:
     train = plan.layout.train
-    told = [f"# {plan.evidence.status}: {plan.evidence.note}", *(f"# note: {note}" for note in plan.notes)]
+    told = [f"{plan.evidence.status}: {plan.evidence.note}", *(f"note: {note}" for note in plan.notes)]
     return "\n".join(
         [
             "#!/usr/bin/env bash",
-            f"# {plan.model.name} under {plan.model.contract}: trainer tp={train.tp} pp={train.pp} cp={train.cp} "
-            f"dp={train.dp}, {plan.cluster.engines} engines of tp={plan.layout.rollout.tp}. Written by miles-top plan.",
-            *told,
+            _comment(
+                f"{plan.model.name} under {plan.model.contract}: trainer tp={train.tp} pp={train.pp} cp={train.cp} "
+                f"dp={train.dp}, {plan.cluster.engines} engines of tp={plan.layout.rollout.tp}. Written by miles-top "
+                "plan."
+            ),
+            *map(_comment, told),
             "# Usage: SCRIPT prepare|miles|sglang|megatron [arguments of the program]",
             "set -euo pipefail",
             "",
@@ -46,23 +51,33 @@ def _header(plan: Plan) -> str:
 def _environment(plan: Plan) -> str:
     lines = []
     for one in plan.environment:
-        lines += [f"# {one.side}: {one.reason}", f"export {one.name}={shlex.quote(one.value)}"]
+        lines += [_comment(f"{one.side}: {one.reason}"), f"export {one.name}={shlex.quote(one.value)}"]
     return "\n".join([*lines, ""])
+
+
+def _comment(text: str) -> str:
+    """A comment that stays one: names and notes may hold a newline, which would end it."""
+    return f"# {printable(text)}"
 
 
 def _array(plan: Plan, name: str, what: str, groups: Iterable[ArgumentGroup]) -> str:
     """A bash array; the model's folder in it is the script's variable."""
-    lines = [f"# arguments of {what}", f"{name}=("]
-
-    def word(text: str) -> str:
-        return '"$MODEL_DIR"' if text == plan.model.directory else shlex.quote(text)
-
+    lines = [_comment(f"arguments of {what}"), f"{name}=("]
     for group in groups:
-        lines.append(f"  # {group.title}")
+        lines.append(f"  {_comment(group.title)}")
         for one in group.arguments:
-            why = f"  # {one.why}" if one.why else ""
-            lines.append(f"  {' '.join(map(word, one.words))}{why}")
+            why = f"  {_comment(one.why)}" if one.why else ""
+            lines.append(f"  {' '.join(_words(plan, one))}{why}")
     return "\n".join([*lines, ")", ""])
+
+
+def _words(plan: Plan, one: Argument) -> Iterable[str]:
+    """The argument's words for bash; a place that was not given by itself follows `MODEL_DIR`."""
+    if one.flag in ("--model-path", "--hf-checkpoint"):
+        return (one.flag, '"$MODEL_DIR"')
+    if one.flag == "--ref-load" and plan.request.ref_load is None:
+        return (one.flag, f'"${{MODEL_DIR}}{START_SUFFIX}"')
+    return map(shlex.quote, one.words)
 
 
 def _sections(plan: Plan) -> str:
@@ -87,8 +102,16 @@ def _sections(plan: Plan) -> str:
 
 
 def _prepare(plan: Plan) -> list[str]:
-    if not plan.model.hub_names:
-        return ["prepare)", '  ls "$MODEL_DIR/config.json"', "  ;;"]
+    if plan.model.from_folder or not plan.model.hub_names:
+        return [
+            "prepare)",
+            "  # the folder is somebody's own: nothing is downloaded over it",
+            '  if [ ! -f "$MODEL_DIR/config.json" ]; then',
+            '    echo "$MODEL_DIR: no model folder here; put the folder there, or name it by MODEL_DIR" >&2',
+            "    exit 2",
+            "  fi",
+            "  ;;",
+        ]
     return [
         "prepare)",
         "  # on every machine, or on a disk that all of them share",
@@ -111,8 +134,7 @@ def _miles(plan: Plan) -> list[str]:
 
 def _sglang(plan: Plan) -> list[str]:
     on_gpu = plan.memory is not None
-    first = plan.cluster.train_gpus if not plan.cluster.colocate and plan.cluster.nodes == 1 else 0
-    gpu = f' --base-gpu-id "$(({first} + engine * {plan.cluster.engine_gpus}))"' if on_gpu else ""
+    gpu = f' --base-gpu-id "$(({first_gpu(plan)} + engine * {plan.cluster.engine_gpus}))"' if on_gpu else ""
     return [
         "sglang)",
         "  # on each machine of the rollout, without a trainer on its GPUs: all its engines, a port each",
@@ -129,7 +151,10 @@ def _sglang(plan: Plan) -> list[str]:
 
 def _megatron(plan: Plan) -> list[str]:
     cluster = plan.cluster
-    several = ' --node-rank "${NODE_RANK:?}" --master-addr "${MASTER_ADDR:?}" --master-port "${MASTER_PORT:-29500}"'
+    several = (
+        ' --node-rank "${NODE_RANK:?}" --master-addr "${MASTER_ADDR:?}"'
+        f' --master-port "${{MASTER_PORT:-{MASTER_PORT}}}"'
+    )
     return [
         "megatron)",
         "  # on each machine of the trainer; TRAIN_SCRIPT calls megatron.training.pretrain and knows --hf-checkpoint",

@@ -15,6 +15,10 @@ from ..problems import BadInput, one_line
 from .request import LaunchRequest, flag_name
 
 MOST_YAML_BYTES = 1 << 20
+#: A longer number of a YAML file was mistyped, and takes long to read.
+MOST_DIGITS = 100
+MOST_BITS = 64
+_FLOATS = frozenset(name for name, field in LaunchRequest.model_fields.items() if field.annotation is float)
 
 Source = tuple[str, Mapping[str, Any]]
 
@@ -44,20 +48,49 @@ def read_yaml(path: Path) -> dict[str, Any]:
             )
         if name in found:
             raise BadInput(f"--config {path}: {name} is given twice; give it once")
-        found[name] = value
+        wrong = _unusable(value)
+        if wrong is not None:
+            raise BadInput(f"--config {path}: {name} is {wrong}; give text, a number, true or false")
+        found[name] = _number(value) if name in _FLOATS else value
     return found
 
 
+def _unusable(value: Any) -> str | None:
+    """What is wrong with a value; it is not shown, because it may hold itself, or more than any memory."""
+    if value is None or isinstance(value, bool | float):
+        return None
+    if isinstance(value, int):
+        return f"a number of {value.bit_length()} bits" if value.bit_length() > MOST_BITS else None
+    if isinstance(value, str):
+        return "text with a NUL in it" if "\0" in value else None
+    return f"a {type(value).__name__}"
+
+
 class _Loader(yaml.SafeLoader):
-    """Plain YAML, but a key that stands twice in a mapping is an error."""
+    """Plain YAML, but a key that stands twice in a mapping is an error, and so is a number of very many digits."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        twice = [key for key in keys if keys.count(key) > 1]
-        if twice:
-            raise yaml.YAMLError(f"key {twice[0]!r} is given twice")
+        seen: set[Any] = set()
+        for node_of_key, _ in node.value:
+            key = self.construct_object(node_of_key, deep=True)
+            try:
+                twice = key in seen
+            except TypeError:
+                raise yaml.YAMLError(f"a {type(key).__name__} is a key; give flags by name") from None
+            if twice:
+                raise yaml.YAMLError(f"key {key!r} is given twice")
+            seen.add(key)
         found: dict[Any, Any] = super().construct_mapping(node, deep)
         return found
+
+
+def _int(loader: _Loader, node: Any) -> Any:
+    if len(node.value) > MOST_DIGITS:
+        raise yaml.YAMLError(f"a number of {len(node.value)} characters; give {MOST_DIGITS} or fewer")
+    return loader.construct_yaml_int(node)
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _int)
 
 
 def merge(sources: Sequence[Source]) -> dict[str, Any]:
@@ -82,15 +115,12 @@ def make_request(fields: Mapping[str, Any]) -> LaunchRequest:
             "--model is not given; give a published name such as Qwen/Qwen3-4B, or a Hugging Face folder, by flag or "
             "in --config"
         )
-    values = {
-        name: _number(value) if name in ("lr", "rollout_temperature") else value for name, value in fields.items()
-    }
     try:
-        return LaunchRequest.model_validate(values)
+        return LaunchRequest.model_validate(dict(fields))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         name = str(first["loc"][0]) if first["loc"] else "model"
-        raise BadInput(f"{flag_name(name)}: {values.get(name)!r}: {first['msg']}; see miles-top plan --help") from None
+        raise BadInput(f"{flag_name(name)}: {fields.get(name)!r}: {first['msg']}; see miles-top plan --help") from None
 
 
 def _number(value: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ..matrix import train_name
+from ..problems import printable
 from .arguments import ArgumentGroup
 from .memory import GIB, SideMemory
 from .plan import Plan
@@ -25,7 +26,7 @@ def as_text(plan: Plan) -> str:
     )
     lines: list[str] = []
     for title, body in sections:
-        lines += [title, *body, ""]
+        lines += [title, *map(printable, body), ""]
     return "\n".join(lines)
 
 

@@ -83,7 +83,8 @@ def _from_entry_point(point: EntryPoint) -> TrueOnPolicyContract:
     try:
         loaded = point.load()
         data = loaded() if callable(loaded) else loaded
-    except Exception as error:
+    except (Exception, SystemExit) as error:
+        # a package that exits must not end this program without a word
         raise UnknownContract(
             f"{source}: could not be loaded: {type(error).__name__}: {error}; repair or uninstall that package"
         ) from error
