@@ -68,7 +68,7 @@ LAUNCHES = (
     ("Qwen/Qwen3-4B", {"tensor_model_parallel_size": 2, "context_parallel_size": 2, "rollout_num_gpus_per_engine": 4}),
     (
         "Qwen/Qwen3-32B",
-        {"nodes": 2, "tensor_model_parallel_size": 8, "pipeline_model_parallel_size": 2, "colocate": False}
+        {"nodes": 3, "tensor_model_parallel_size": 8, "pipeline_model_parallel_size": 2, "colocate": False}
         | {"rollout_num_gpus": 8, "rollout_num_gpus_per_engine": 8},
     ),
 )
