@@ -13,7 +13,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
 from .contract import TrueOnPolicyContract
-from .errors import UnknownContract, UnsupportedModel
+from .errors import Refusal, UnknownContract, UnsupportedModel
 
 ENTRY_POINT_GROUP = "true_on_policy.contracts"
 _BUILTIN_DIR = Path(__file__).parent / "contracts"
@@ -79,21 +79,29 @@ def _from_file(path: Path) -> TrueOnPolicyContract:
 
 
 def _from_entry_point(point: EntryPoint) -> TrueOnPolicyContract:
+    return _named(point.name, *entry_point_data(point, "canonical JSON", UnknownContract))
+
+
+def entry_point_data(point: EntryPoint, form: str, refusal: type[Refusal]) -> tuple[bytes | str, str]:
+    """Return what a package's entry point yields, and what to call it in an error.
+
+    `form` says what it must be. Raises `refusal` if it cannot be loaded, exits, or yields something else.
+    """
     source = f"entry point {point.name} = {point.value}"
     try:
         loaded = point.load()
         data = loaded() if callable(loaded) else loaded
     except (Exception, SystemExit) as error:
         # a package that exits must not end this program without a word
-        raise UnknownContract(
+        raise refusal(
             f"{source}: could not be loaded: {type(error).__name__}: {error}; repair or uninstall that package"
         ) from error
     if not isinstance(data, bytes | str):
-        raise UnknownContract(
-            f"{source}: yields {type(data).__name__}; it must yield canonical JSON as str or "
-            "bytes, or a callable that returns it"
+        raise refusal(
+            f"{source}: yields {type(data).__name__}; it must yield {form} as str or bytes, or a callable that "
+            "returns it"
         )
-    return _named(point.name, data, source)
+    return data, source
 
 
 def _named(name: str, data: bytes | str, source: str) -> TrueOnPolicyContract:

@@ -6,10 +6,11 @@ it loads to JSON (`str` or `bytes`), or to a callable without arguments that ret
 
 from __future__ import annotations
 
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import entry_points
 from pathlib import Path
 
 from .._contract.schema.errors import UnsupportedModel
+from .._contract.schema.registry import entry_point_data
 from .profile import FamilyProfile
 
 ENTRY_POINT_GROUP = "true_on_policy.profiles"
@@ -28,29 +29,12 @@ def profiles() -> tuple[FamilyProfile, ...]:
                 f"profile {point.name!r} is claimed twice, once by entry point {point.value!r}; a name stands for one "
                 "family: rename or uninstall one of them"
             )
-        found[point.name] = _from_entry_point(point)
+        found[point.name] = _named(point.name, *entry_point_data(point, "JSON", UnsupportedModel))
     return tuple(found.values())
 
 
 def _files() -> list[Path]:
     return sorted(_BUILTIN_DIR.glob("*.json"))
-
-
-def _from_entry_point(point: EntryPoint) -> FamilyProfile:
-    source = f"entry point {point.name} = {point.value}"
-    try:
-        loaded = point.load()
-        data = loaded() if callable(loaded) else loaded
-    except (Exception, SystemExit) as error:
-        # a package that exits must not end this program without a word
-        raise UnsupportedModel(
-            f"{source}: could not be loaded: {type(error).__name__}: {error}; repair or uninstall that package"
-        ) from error
-    if not isinstance(data, bytes | str):
-        raise UnsupportedModel(
-            f"{source}: yields {type(data).__name__}; it must yield JSON as str or bytes, or a callable that returns it"
-        )
-    return _named(point.name, data, source)
 
 
 def _named(name: str, data: bytes | str, source: str) -> FamilyProfile:
