@@ -82,3 +82,16 @@ def test_too_few_receipts_are_refused(capfd: pytest.CaptureFixture[str]) -> None
         frontend._require_receipts(manager, SimpleNamespace(scheduler_infos=[info, info]))
     assert caught.value.code == 2
     assert "1 receipts of 2" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("named", [True, False], ids=["a job under a contract", "any other process"])
+def test_a_plugin_that_cannot_be_loaded_ends_a_job_under_a_contract(named: bool) -> None:
+    """SGLang logs the exception and goes on, which is right only where no contract was asked for."""
+    code = "import sys, sglang_top_plugin; sys.modules['sglang_top_plugin.flag'] = None; sglang_top_plugin.register()"
+    variable = {"TRUE_ON_POLICY_CONTRACT": CONTRACT} if named else {}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | variable, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == (2 if named else 1)
+    assert ("true-on-policy: the plugin can't be loaded: " in done.stderr) is named
+    assert ("Traceback" in done.stderr) is not named

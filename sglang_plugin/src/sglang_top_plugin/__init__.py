@@ -24,7 +24,6 @@ With no contract named, the hooks of :func:`register` pass every call on untouch
 """
 
 import os
-import sys
 
 
 def register() -> None:
@@ -36,8 +35,9 @@ def register() -> None:
         from . import flag
     except Exception as error:
         if os.environ.get("TRUE_ON_POLICY_CONTRACT"):
-            print(f"true on-policy: the plugin can't be loaded: {type(error).__name__}: {error}", file=sys.stderr)
-            raise SystemExit(2) from error
+            from .stopping import stop
+
+            stop(f"the plugin can't be loaded: {type(error).__name__}: {error}")
         raise
 
     flag.register()
